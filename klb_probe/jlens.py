@@ -1,0 +1,221 @@
+"""``python -m klb_probe.jlens``: layer-by-layer yes-minus-no margins on eligibility scenarios."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from klb_probe.options import Contrast, Device, Dtype, Hooks, Model, Revision
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from klb_probe.signals.margins import Margins
+
+FILES = ("margins.csv", "scenarios.jsonl", "summary.csv", "margins.png", "readouts.safetensors", "run.json")
+_SAVE_EVERY_SECONDS = 20.0
+
+
+def jlens(
+    model: Model = "smollm2-135m",
+    lens: Annotated[
+        str, typer.Option(help="margin (shipped, cached, or fitted on the spot) | logit | a lens file.")
+    ] = "margin",
+    framings: Annotated[
+        str,
+        typer.Option(help="Framings, with commas; contrasts are against the first: honest, deny, incentive, neutral."),
+    ] = "honest,deny",
+    domains: Annotated[str, typer.Option(help="Domains, with commas, or all.")] = "all",
+    contrast: Contrast = "Yes/No",
+    out: Annotated[Path | None, typer.Option(help="Output folder (default: outputs/jlens-<model>-<time>).")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    fit: Annotated[bool, typer.Option("--fit", help="Fit a missing lens even if that takes long.")] = False,
+    batch: Annotated[int, typer.Option(help="Prompts in one forward pass; lower it when memory is short.", min=1)] = 8,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    revision: Revision = None,
+    hooks: Hooks = None,
+) -> None:
+    """Decode a yes-minus-no margin from every layer, on eligibility scenarios, honest against deceptive framing.
+
+    Prints margins, contrasts and AUROC of entitlement by layer, and writes margins.csv, scenarios.jsonl, summary.csv,
+    margins.png and run.json.
+    """
+    from klb_probe.outputs import check_folder, clear, default_folder
+
+    started, arguments = time.time(), {k: _plain(v) for k, v in locals().items() if k in jlens.__annotations__}
+    folder = out or default_folder("jlens", model)
+    check_folder(folder, overwrite=overwrite, resume=resume)
+
+    from rich.console import Console
+    from tqdm.auto import tqdm
+
+    from klb_probe.cases.load import load_domains
+    from klb_probe.cases.scenarios import eligibility_scenarios
+    from klb_probe.files import file_sha256, write_json
+    from klb_probe.lens.contrast import TokenContrast, parse_pairs
+    from klb_probe.lens.library import load_lens
+    from klb_probe.lens.margin import LogitLens, MarginLens
+    from klb_probe.models.load import load_model
+    from klb_probe.signals import report
+    from klb_probe.signals.margins import prepare
+    from klb_probe.signals.readout import Readouts, read_prompts
+    from klb_probe.versions import versions
+
+    console = Console(width=None if Console().is_terminal else 132, highlight=False)
+    words = parse_pairs(contrast)
+    names = None if domains == "all" else [name.strip() for name in domains.split(",")]
+    chosen_framings = [name.strip() for name in framings.split(",")]
+    # Mistakes in names show before anything slow begins.
+    eligibility_scenarios(load_domains(names), chosen_framings)
+
+    loaded = load_model(model, device=device, dtype=dtype, revision=revision, hooks=hooks or ())
+    tokens = TokenContrast.of(loaded.chat, words)
+    if lens == "logit":
+        decoder: MarginLens | LogitLens = LogitLens.of(loaded, tokens)
+    else:
+        decoder = load_lens(loaded, tokens, path=None if lens == "margin" else Path(lens), fit=fit)
+    margins, lenses = prepare(loaded, decoder, domains=names, framings=chosen_framings)
+    state, checkpoint = margins.readouts, folder / "readouts.safetensors"
+
+    console.print(
+        f"model     {loaded.name}, {loaded.n_layers} layers, {str(loaded.dtype)[6:]} on {loaded.device}; {loaded.chat.style}"
+    )
+    console.print(f"lens      {_describe(decoder)}")
+    console.print(f"contrast  {tokens}")
+    if tokens.dropped:
+        console.print(f"          left out, not single tokens: {', '.join('/'.join(pair) for pair in tokens.dropped)}")
+    if overwrite:
+        clear(folder, FILES)
+    if resume and checkpoint.exists():
+        saved = Readouts.load(checkpoint, state.key)
+        for name in ("margins", "random", "own", "scale", "done"):
+            getattr(state, name).copy_(getattr(saved, name))
+        console.print(f"resuming  {int(state.done.sum())} of {len(margins.ids)} prompts were read before")
+
+    record: dict[str, Any] = {
+        "command": "jlens",
+        "complete": False,
+        "arguments": arguments,
+        "model": loaded.identity,
+        "fingerprint": loaded.fingerprint,
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "device": str(loaded.device),
+        "chat": loaded.chat.style,
+        "hook_map": loaded.layout.map.family,
+        "self_check_error": loaded.self_check_error,
+        "lens": {"name": "logit"}
+        if isinstance(decoder, LogitLens)
+        else {
+            "file": str(decoder.file),
+            "sha256": file_sha256(decoder.file),
+            **decoder.metadata.model_dump(mode="json"),
+        },
+        "contrast": [[list(side) for side in pair] for pair in tokens.pairs],
+        "contrast_left_out": tokens.dropped,
+        "position": "last prompt token",
+        "counts": _counts(margins),
+        "versions": versions(),
+    }
+    last_saved = time.monotonic()
+
+    def read(count: int) -> None:
+        nonlocal last_saved
+        bar.update(count)
+        if time.monotonic() - last_saved > _SAVE_EVERY_SECONDS:
+            state.save(checkpoint)
+            last_saved = time.monotonic()
+
+    bar = tqdm(total=len(margins.ids), initial=int(state.done.sum()), desc="reading", unit="prompt", disable=None)
+    try:
+        with bar:
+            read_prompts(loaded, lenses, margins.ids, state, batch_size=batch, on_batch=read)
+    except KeyboardInterrupt:
+        state.save(checkpoint)
+        write_json(folder / "run.json", record)
+        typer.echo(
+            f"stopped after {int(state.done.sum())} of {len(margins.ids)} prompts; continue with --out {folder} --resume",
+            err=True,
+        )
+        raise
+
+    summary = margins.summary(seed=seed)
+    state.save(checkpoint)
+    _write_tables(folder, margins, summary, loaded.tokenizer)
+    record |= {
+        "complete": True,
+        "last_block_max_error": state.last_block_error,
+        "seconds": round(time.time() - started, 1),
+    }
+    write_json(folder / "run.json", record)
+    console.print()
+    console.print(report.tables(summary))
+    console.print(report.what_it_shows(summary, loaded.name))
+    console.print(report.DOES_NOT_SHOW)
+    console.print(f"Last block against the model's own margin: max error {state.last_block_error:.1e} logits.")
+    console.print(f"Files in {folder}: {', '.join(FILES)}", soft_wrap=True)
+
+
+def _write_tables(folder: Path, margins: Margins, summary: pd.DataFrame, tokenizer: Any) -> None:
+    from klb_probe.files import replacing, write_text
+
+    with replacing(folder / "margins.csv") as path:
+        margins.frame.to_csv(path, index=False, float_format="%.6g")
+    with replacing(folder / "summary.csv") as path:
+        summary.to_csv(path, index=False, float_format="%.6g")
+    with replacing(folder / "margins.png") as path:
+        margins.plot(summary).savefig(path, dpi=130)
+    rows = [
+        {
+            **{key: value for key, value in prompt.items() if key != "own_margin"},
+            "label": "Yes" if prompt["entitled"] else "No",
+            "own_margin": round(prompt["own_margin"], 6),
+            "prompt": tokenizer.decode(ids),
+            "token_ids": list(ids),
+        }
+        for prompt, ids in zip(margins.prompts.to_dict("records"), margins.ids, strict=True)
+    ]
+    write_text(folder / "scenarios.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def _counts(margins: Margins) -> dict[str, int]:
+    prompts = margins.prompts
+    return {
+        "prompts": len(prompts),
+        "pairs": prompts["pair"].nunique(),
+        "domains": prompts["domain"].nunique(),
+        "tokens": sum(map(len, margins.ids)),
+    }
+
+
+def _describe(lens: Any) -> str:
+    if lens.name == "logit":
+        return "logit lens"
+    meta = lens.metadata
+    return f"J-Lens margin from {lens.file} ({meta.corpus.n_prompts} prompts, {meta.corpus.source}; target layer {meta.target_layer})"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [str(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+if __name__ == "__main__":
+    from klb_probe.cli import run
+
+    app = typer.Typer(
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.command(epilog="Example: python -m klb_probe.jlens --model smollm2-135m --domains airline --framings honest,deny")(
+        jlens
+    )
+    run(app)

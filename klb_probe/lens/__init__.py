@@ -1,0 +1,1 @@
+"""Lenses: decoders of a residual into a yes-minus-no logit margin."""

@@ -1,0 +1,100 @@
+"""Getting a lens for a model: an explicit file, a shipped one, a cached one, or one fitted on the spot."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tqdm.auto import tqdm
+
+from klb_probe.errors import KlbError
+from klb_probe.lens.contrast import TokenContrast
+from klb_probe.lens.corpus import Corpus, file_corpus, sampled_corpus
+from klb_probe.lens.fitting import FitOptions, fit_margin_lens
+from klb_probe.lens.margin import MarginLens
+from klb_probe.lens.store import cached_lens_path, find_lens, open_lens, save_lens
+from klb_probe.models.chat import BosPolicy
+from klb_probe.models.residual_model import ResidualModel
+
+log = logging.getLogger(__name__)
+
+# A fit that the first prompt shows to take longer than this is not started unasked.
+UNASKED_FIT_SECONDS = 600
+_SPOT_PROMPTS, _SPOT_TOKENS = 64, 128
+
+
+def load_lens(
+    model: ResidualModel, contrast: TokenContrast | None = None, *, path: Path | None = None, fit: bool = False
+) -> MarginLens:
+    """The margin lens of a model; its ``file`` says where it was found.
+
+    Looks, in order, at ``path``; lenses that ship with the project; the user's cache; else fits one (64 prompts the
+    model samples itself) and caches it.
+
+    Args:
+        model: The model.
+        contrast: Its yes/no tokens (default: capitalised Yes and No).
+        path: A lens file to use and no other.
+        fit: Fit even where that takes more than ten minutes.
+
+    Raises:
+        KlbError: When the file belongs to another model or contrast, or a fit would take long and was not asked for.
+    """
+    contrast = contrast or TokenContrast.of(model.chat)
+    found = path or find_lens(model, contrast)
+    if found is None:
+        found = cached_lens_path(model, contrast)
+        log.info("no lens for %s and this contrast yet: fitting one on text it samples itself", model.name)
+        lens = fit_with_progress(
+            model,
+            contrast,
+            FitOptions(),
+            corpus="sampled",
+            n=_SPOT_PROMPTS,
+            max_tokens=_SPOT_TOKENS,
+            bos="auto",
+            command=f"klb-probe fit --model {model.name}",
+            limit_seconds=None if fit else UNASKED_FIT_SECONDS,
+        )
+        save_lens(lens, found)
+    return open_lens(found, model, contrast)
+
+
+def fit_with_progress(
+    model: ResidualModel,
+    contrast: TokenContrast,
+    options: FitOptions,
+    *,
+    corpus: str,
+    n: int,
+    max_tokens: int,
+    bos: BosPolicy,
+    command: str,
+    limit_seconds: float | None = None,
+) -> MarginLens:
+    """Make the corpus and fit, with bars on a terminal. ``limit_seconds`` stops a fit whose first prompt shows it longer."""
+    if bos not in ("auto", "always", "never"):
+        raise KlbError(f"unknown BOS policy {bos!r}; one of auto, always, never")
+    options.target_layer(model.n_layers)
+    if corpus == "sampled":
+        with tqdm(total=n, desc="sampling text", unit="prompt", disable=None) as bar:
+            prompts = sampled_corpus(model, n=n, max_tokens=max_tokens, seed=options.seed, bos=bos, progress=bar.update)
+    else:
+        prompts = file_corpus(model, Path(corpus), n=n, max_tokens=max_tokens, bos=bos)
+    bar = tqdm(prompts.prompts, desc="fitting lens", unit="prompt", disable=None)
+    watched = bar if limit_seconds is None else _limited(bar, prompts, limit_seconds, model.name)
+    return fit_margin_lens(model, prompts, contrast, options, command=command, progress=watched)
+
+
+def _limited(bar: Iterator[tuple[int, ...]], corpus: Corpus, limit: float, name: str) -> Iterator[tuple[int, ...]]:
+    start = time.monotonic()
+    for done, prompt in enumerate(bar):
+        expected = (time.monotonic() - start) * len(corpus.prompts)
+        if done == 1 and expected > limit:
+            raise KlbError(
+                f"a lens for {name} would take about {expected / 60:.0f} min to fit here; start it with --fit, "
+                "pass a lens file with --lens, or read the logit lens with --lens logit"
+            )
+        yield prompt

@@ -1,0 +1,227 @@
+"""The Hugging Face backend: forward hooks on decoder blocks, nothing else touched."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+
+from klb_probe.errors import KlbError
+from klb_probe.models.chat import probe_chat_format
+from klb_probe.models.hook_map import HookMap, resolve_layout
+from klb_probe.models.readout import TokenReadout
+from klb_probe.models.residual_model import Capture
+
+# Largest accepted difference between decoding the last block and the model's own logits, relative to the largest logit.
+SELF_CHECK_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+_SELF_CHECK_TEXT = "The customer asked whether the refund was due, and the agent looked it up."
+
+
+class HuggingFaceModel:
+    """A :class:`~klb_probe.models.residual_model.ResidualModel` over a loaded ``transformers`` causal language model.
+
+    The model is put in evaluation mode; its parameters, flags and hooks are as before after every call.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: Any, hook_map: HookMap, *, name: str, identity: dict[str, str | None]
+    ) -> None:
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.name = name
+        self.identity = identity
+        self.layout = resolve_layout(model, hook_map)
+        self.chat = probe_chat_format(tokenizer)
+        self.n_layers = len(self.layout.blocks)
+        self.vocab_size, self.d_model = self.layout.unembed.weight.shape
+        # transformers 5.2x renames the argument family by family.
+        self._cache_argument = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        self.self_check_error = self._self_check()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.layout.unembed.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.get_input_embeddings().weight.device
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of a strided sample of every weight tensor, rounded to bfloat16 so that it survives a change of dtype."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.model.state_dict().items()):
+            flat = tensor.detach().reshape(-1)
+            sample = flat[:: max(1, flat.numel() // 256)][:256].to("cpu", torch.bfloat16)
+            digest.update(f"{name}{tuple(tensor.shape)}".encode())
+            digest.update(sample.view(torch.int16).numpy().tobytes())
+        return digest.hexdigest()
+
+    def residuals(
+        self, ids: Sequence[Sequence[int]], layers: Sequence[int], positions: Sequence[int], padding: str = "right"
+    ) -> Tensor:
+        lengths = torch.tensor([len(row) for row in ids])
+        if any(p >= lengths.min() or p < -lengths.min() for p in positions):
+            raise KlbError(f"positions {list(positions)} reach beyond the shortest prompt of {lengths.min()} tokens")
+        longest = int(lengths.max())
+        offsets = longest - lengths if padding == "left" else torch.zeros_like(lengths)
+        batch = torch.zeros(len(ids), longest, dtype=torch.long)
+        mask = torch.zeros_like(batch)
+        for row, offset, target, real in zip(ids, offsets.tolist(), batch, mask, strict=True):
+            target[offset : offset + len(row)] = torch.tensor(row)
+            real[offset : offset + len(row)] = 1
+        wanted = torch.tensor(positions)
+        absolute = offsets[:, None] + torch.where(wanted < 0, lengths[:, None] + wanted, wanted)
+        # Position ids follow the mask: a left pad must not shift the positions of real tokens.
+        inputs = {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+        return self._forward(batch, layers, absolute, (), **inputs).residuals
+
+    def capture(
+        self, ids: Tensor, layers: Sequence[int], positions: Tensor, token_ids: Sequence[int], cache: Any = None
+    ) -> Capture:
+        keys_and_values = {} if cache is None else {self._cache_argument: cache}
+        return self._forward(ids, layers, positions, token_ids, use_cache=cache is not None, **keys_and_values)
+
+    def new_cache(self) -> DynamicCache:
+        return DynamicCache(config=self.model.config.get_text_config())
+
+    @torch.no_grad()
+    def _forward(
+        self, ids: Tensor, layers: Sequence[int], positions: Tensor, token_ids: Sequence[int], **inputs: Any
+    ) -> Capture:
+        captured: dict[int, Tensor] = {}
+        rows = torch.arange(len(ids))[:, None]
+
+        def keep(layer: int, output: Tensor) -> None:
+            captured[layer] = output[rows.to(output.device), positions.to(output.device)].clone()
+
+        columns, inverse = torch.unique(positions, return_inverse=True)
+        moved = {key: value.to(self.device) if torch.is_tensor(value) else value for key, value in inputs.items()}
+        with self._hooks(layers, keep):
+            output = self.model(ids.to(self.device), logits_to_keep=columns.to(self.device), **moved)
+        wanted = torch.tensor(list(token_ids), dtype=torch.long, device=output.logits.device)
+        logits = output.logits[..., wanted].float()[rows.to(wanted.device), inverse.to(wanted.device)]
+        residuals = torch.stack([captured[layer].to(self.device) for layer in layers]) if layers else torch.empty(0)
+        if not torch.isfinite(residuals).all():
+            raise KlbError(f"{self.name}: residuals are not finite in {self.dtype}; load it with --dtype bfloat16 or float32")
+        return Capture(residuals, logits)
+
+    @contextmanager
+    def gradient_graph(self, ids: Tensor, layers: Sequence[int], target_layer: int) -> Iterator[tuple[list[Tensor], Tensor]]:
+        if not layers or max(layers) >= target_layer:
+            raise KlbError(f"source layers {list(layers)} must lie below target layer {target_layer}")
+        kept: dict[int, Tensor] = {}
+        first = min(layers)
+
+        def keep(layer: int, output: Tensor) -> Tensor | None:
+            if layer == first:  # the graph starts here: nothing below is differentiated
+                output = output.detach().requires_grad_()
+            kept[layer] = output
+            return output if layer == first else None
+
+        flags = [(parameter, parameter.requires_grad) for parameter in self.model.parameters()]
+        try:
+            for parameter, _ in flags:
+                parameter.requires_grad_(False)
+            with torch.enable_grad(), self._hooks([*layers, target_layer], keep):
+                self.model(ids.to(self.device), use_cache=False, logits_to_keep=1)
+            yield [kept[layer] for layer in layers], kept[target_layer]
+        finally:
+            for parameter, flag in flags:
+                parameter.requires_grad_(flag)
+
+    @contextmanager
+    def _hooks(self, layers: Sequence[int], keep: Any) -> Iterator[None]:
+        """Call ``keep(layer, output)`` at the output of blocks; a tensor it returns replaces the output."""
+        if bad := [layer for layer in layers if not 0 <= layer < self.n_layers]:
+            raise KlbError(f"{self.name} has layers 0-{self.n_layers - 1}, not {bad}")
+
+        def hook(layer: int) -> Any:
+            def run(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+                hidden = output if torch.is_tensor(output) else output[0]
+                if hidden.ndim != 3:
+                    raise KlbError(f"block {layer} returned shape {tuple(hidden.shape)}, not [batch, sequence, d_model]")
+                replacement = keep(layer, hidden)
+                if replacement is None:
+                    return None
+                return replacement if torch.is_tensor(output) else (replacement, *output[1:])
+
+            return run
+
+        handles = [self.layout.blocks[layer].register_forward_hook(hook(layer)) for layer in dict.fromkeys(layers)]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def token_readout(self, token_ids: Sequence[int]) -> TokenReadout:
+        head, norm, softcap = self.layout.unembed, self.layout.final_norm, self.layout.map.softcap
+        rows = head.weight.detach()[list(token_ids)].float().cpu()
+        weight = getattr(norm, "weight", None)
+        gain = torch.ones(self.d_model) if weight is None else weight.detach().float().cpu()
+        norm_bias, head_bias = getattr(norm, "bias", None), getattr(head, "bias", None)
+        return TokenReadout.fold(
+            rows,
+            torch.zeros(len(rows)) if head_bias is None else head_bias.detach()[list(token_ids)].float().cpu(),
+            gain + 1 if self.layout.map.norm.gain == "one_plus" else gain,
+            torch.zeros(self.d_model) if norm_bias is None else norm_bias.detach().float().cpu(),
+            eps=next(getattr(norm, name) for name in ("variance_epsilon", "eps") if hasattr(norm, name)),
+            centred=self.layout.map.norm.kind == "layer",
+            softcap=getattr(self.model.config.get_text_config(), softcap) if softcap else None,
+        )
+
+    @torch.no_grad()
+    def final_norm(self, residual: Tensor) -> Tensor:
+        return self.layout.final_norm(residual.to(self.layout.unembed.weight.device, self.dtype))
+
+    @torch.no_grad()
+    def unembed(self, normed: Tensor) -> Tensor:
+        logits = self.layout.unembed(normed)
+        name = self.layout.map.softcap
+        cap = getattr(self.model.config.get_text_config(), name) if name else None
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    @torch.no_grad()
+    def generate(
+        self, ids: Sequence[Sequence[int]], max_new_tokens: int, *, temperature: float, seed: int, stop: bool = True
+    ) -> list[list[int]]:
+        prompt = torch.tensor(ids, device=self.device)
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            output = self.model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=max_new_tokens,
+                min_new_tokens=None if stop else max_new_tokens,
+                pad_token_id=self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0,
+                **(sampling or {"do_sample": False}),
+            )
+        return output[:, prompt.shape[1] :].tolist()
+
+    def _self_check(self) -> float:
+        """Decode the last block both ways and compare with the model's own logits; a mismatch is a wrong hook map."""
+        ids = torch.tensor([self.tokenizer(_SELF_CHECK_TEXT)["input_ids"][:32]])
+        positions = rearrange(torch.arange(ids.shape[1]), "p -> 1 p")
+        some = torch.linspace(0, self.vocab_size - 1, 64).long().tolist()
+        own = self.capture(ids, [self.n_layers - 1], positions, some)
+        last = own.residuals[0].to(self.layout.unembed.weight.device)
+        decoded = self.unembed(self.final_norm(last))[..., some].float()
+        closed_form = self.token_readout(some).to(last.device).logits(last)
+        scale = own.logits.abs().max()
+        error = max(float((logits - own.logits).abs().max() / scale) for logits in (decoded, closed_form))
+        if not error <= SELF_CHECK_TOLERANCE[self.dtype]:
+            raise KlbError(
+                f"hook map {self.layout.map.family} does not decode {type(self.model).__name__}: last block and own logits "
+                f"differ by {error:.2g} of the largest logit (allowed {SELF_CHECK_TOLERANCE[self.dtype]:.0e})"
+            )
+        return error

@@ -1,0 +1,176 @@
+"""Loading a model by name, or wrapping one that is already loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from klb_probe.errors import KlbError
+from klb_probe.models.gguf_cache import dequantised_folder
+from klb_probe.models.hook_map import find_hook_map
+from klb_probe.models.huggingface import HuggingFaceModel
+from klb_probe.models.registry import DEFAULT_MODEL, ModelSource, resolve
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+
+
+def load_model(
+    name: str = DEFAULT_MODEL,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    revision: str | None = None,
+    hooks: Iterable[Path] = (),
+) -> HuggingFaceModel:
+    """Load a model by alias, hub id, local folder or ``.gguf`` file.
+
+    Args:
+        name: What to load.
+        device: ``auto`` (cuda, else mps, else cpu), or a torch device.
+        dtype: ``auto`` (the registry's; else float32 on a CPU and the checkpoint's on an accelerator) or a name in DTYPES.
+        revision: Hub revision (branch, tag or commit) to pin.
+        hooks: Folders with further hook maps.
+
+    Raises:
+        KlbError: With what is wrong and what to do, for everything a user can get wrong here.
+    """
+    source = resolve(name)
+    place = _device(device)
+    if dtype not in ("auto", *DTYPES):
+        raise KlbError(f"unknown dtype {dtype!r}; one of auto, {', '.join(DTYPES)}")
+    sha256 = None
+    if source.gguf:
+        with _quiet():
+            folder, sha256 = dequantised_folder(source.gguf, source.sha256)
+    else:
+        folder = source.folder
+    where: str = str(folder or source.hub)
+    pinned = {"revision": revision} if source.hub and revision else {}
+    with _quiet(), _explained(source):
+        config = AutoConfig.from_pretrained(where, **pinned)
+        _check_causal(config, name)
+        model = AutoModelForCausalLM.from_pretrained(
+            where, config=config, dtype=_dtype(dtype, source, place), low_cpu_mem_usage=True, **pinned
+        )
+        tokenizer = AutoTokenizer.from_pretrained(where, **pinned)
+    identity = {
+        "name": source.name,
+        "hub": source.hub,
+        "revision": getattr(config, "_commit_hash", None) if source.hub else None,
+        "folder": str(source.folder) if source.folder else None,
+        "gguf_sha256": sha256,
+    }
+    return from_model(model.to(place), tokenizer, name=source.name, identity=identity, hooks=hooks)
+
+
+def from_model(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    *,
+    name: str | None = None,
+    identity: dict[str, str | None] | None = None,
+    hooks: Iterable[Path] = (),
+) -> HuggingFaceModel:
+    """Wrap a causal language model of ``transformers`` that is already in memory, as it is."""
+    if not isinstance(model, PreTrainedModel):
+        raise KlbError(f"expected a transformers model, not {type(model).__name__}")
+    name = name or model.config.name_or_path or type(model).__name__
+    return HuggingFaceModel(model, tokenizer, find_hook_map(model, hooks), name=name, identity=identity or {"name": name})
+
+
+def _device(device: str) -> torch.device:
+    if device == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except RuntimeError:
+        raise KlbError(f"unknown device {device!r}; one of auto, cuda, cuda:N, mps, cpu") from None
+    if (place.type == "cuda" and not torch.cuda.is_available()) or (
+        place.type == "mps" and not torch.backends.mps.is_available()
+    ):
+        raise KlbError(f"device {device} is not available here; use --device auto or cpu")
+    return place
+
+
+def _dtype(dtype: str, source: ModelSource, place: torch.device) -> torch.dtype | str:
+    if dtype != "auto":
+        return DTYPES[dtype]
+    if source.dtype:
+        return DTYPES[source.dtype]
+    return torch.float32 if place.type == "cpu" else "auto"
+
+
+def _check_causal(config: Any, name: str) -> None:
+    architectures = config.architectures or ["(none named)"]
+    causal = all(a.endswith(_CAUSAL_SUFFIXES) for a in architectures) or architectures == ["(none named)"]
+    if config.is_encoder_decoder or not causal or type(config) not in AutoModelForCausalLM._model_mapping:
+        raise KlbError(f"{name} is not a causal language model (architecture {', '.join(architectures)})")
+
+
+@contextlib.contextmanager
+def _explained(source: ModelSource) -> Iterator[None]:
+    """Turn what hub and loader raise into one line with a remedy."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        kinds = {kind.__name__ for raised in _causes(error) for kind in type(raised).__mro__}
+        hint = f" ({source.hint})" if source.hint else ""
+        if not source.hub:
+            raise KlbError(f"cannot load {source.folder or source.gguf}: {_first_line(error)}") from error
+        if "GatedRepoError" in kinds:
+            raise KlbError(
+                f"{source.hub} is gated: accept its licence on the hub, then `hf auth login`, or pass a local folder"
+            ) from error
+        if "RepositoryNotFoundError" in kinds or "RevisionNotFoundError" in kinds:
+            raise KlbError(f"no {source.hub} (or no such revision) on the hub, or it is private{hint}") from error
+        if kinds & {
+            "LocalEntryNotFoundError",
+            "OfflineModeIsEnabled",
+            "ConnectionError",
+            "ConnectError",
+            "TimeoutException",
+        } or ("couldn't connect" in str(error)):
+            offline = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") else "the model hub cannot be reached"
+            raise KlbError(
+                f"{source.hub}: {offline} and it is not in the local cache; pass a local folder or .gguf file{hint}"
+            ) from error
+        raise KlbError(f"cannot load {source.hub}: {_first_line(error)}{hint}") from error
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the loaders' own bars and advice; ours say what a user needs."""
+    bars, level = transformers.utils.logging.is_progress_bar_enabled(), transformers.utils.logging.get_verbosity()
+    hub_logger = logging.getLogger("huggingface_hub")
+    hub_level = hub_logger.level
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    hub_logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        if bars:
+            transformers.utils.logging.enable_progress_bar()
+        transformers.utils.logging.set_verbosity(level)
+        hub_logger.setLevel(hub_level)

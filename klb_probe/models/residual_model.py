@@ -1,0 +1,97 @@
+"""The one seam between models and everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from klb_probe.models.chat import ChatFormat
+from klb_probe.models.readout import TokenReadout
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What one forward pass left behind.
+
+    Attributes:
+        residuals: ``[layer, batch, position, d_model]`` in the model's dtype; layer l is the OUTPUT of block l (0-based).
+        logits: The model's own logits ``[batch, position, token]`` for the asked-for token ids (float32).
+    """
+
+    residuals: Tensor
+    logits: Tensor
+
+
+class ResidualModel(Protocol):
+    """A causal language model with a readable residual stream. Ids cross this seam, never text.
+
+    Layer l means the output of block l (0-based) everywhere; positions index the ids of a prompt and may be negative.
+    """
+
+    name: str
+    identity: dict[str, str | None]
+    fingerprint: str
+    n_layers: int
+    d_model: int
+    vocab_size: int
+    dtype: torch.dtype
+    device: torch.device
+    tokenizer: Any
+    chat: ChatFormat
+
+    def residuals(
+        self, ids: Sequence[Sequence[int]], layers: Sequence[int], positions: Sequence[int], padding: str = "right"
+    ) -> Tensor:
+        """Residuals ``[layer, batch, position, d_model]`` of prompts of any lengths at the same positions of each."""
+        ...
+
+    def capture(
+        self, ids: Tensor, layers: Sequence[int], positions: Tensor, token_ids: Sequence[int], cache: Any = None
+    ) -> Capture:
+        """One forward pass on ``ids [batch, sequence]`` (right-padded), read at ``positions [batch, position]``.
+
+        ``cache`` holds the keys and values of a shared prefix and is extended in place; positions count from its end.
+        """
+        ...
+
+    def new_cache(self) -> Any:
+        """An empty key-value cache for :meth:`capture`."""
+        ...
+
+    def gradient_graph(
+        self, ids: Tensor, layers: Sequence[int], target_layer: int
+    ) -> AbstractContextManager[tuple[list[Tensor], Tensor]]:
+        """Source residuals (one ``[1, sequence, d_model]`` a layer) and the target residual that depends on them.
+
+        The graph starts at the earliest layer; parameters need no gradient inside the context and get theirs back after.
+        """
+        ...
+
+    def token_readout(self, token_ids: Sequence[int]) -> TokenReadout:
+        """Final norm and unembedding of some tokens in closed form (float32)."""
+        ...
+
+    def final_norm(self, residual: Tensor) -> Tensor:
+        """The model's own final norm."""
+        ...
+
+    def unembed(self, normed: Tensor) -> Tensor:
+        """The model's own head on a normed residual, soft-cap included: ``[..., vocab]``."""
+        ...
+
+    def generate(
+        self, ids: Sequence[Sequence[int]], max_new_tokens: int, *, temperature: float, seed: int, stop: bool = True
+    ) -> list[list[int]]:
+        """New ids for each prompt (all prompts of one length); greedy at temperature 0; ``stop=False`` bars end of text."""
+        ...
+
+
+def chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    """Consecutive slices of at most ``size`` items."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

@@ -1,0 +1,16 @@
+"""Command-line options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[str, typer.Option(help="Alias, hub id (owner/name), model folder, or .gguf file.")]
+Contrast = Annotated[str, typer.Option(help="YES/NO word forms, single tokens; several pairs with commas.")]
+Bos = Annotated[str, typer.Option(help="BOS before plain text: auto (as the tokenizer does) | always | never.")]
+Device = Annotated[str, typer.Option(help="auto | cuda | mps | cpu.")]
+Dtype = Annotated[str, typer.Option(help="auto | float32 | bfloat16 | float16.")]
+Revision = Annotated[str | None, typer.Option(help="Hub revision to pin.")]
+Hooks = Annotated[list[Path] | None, typer.Option(help="Folder with further hook maps.")]

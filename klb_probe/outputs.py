@@ -1,0 +1,31 @@
+"""Output folders: never overwritten unasked, and attributable through their ``run.json``."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable
+from pathlib import Path
+
+from klb_probe.errors import KlbError
+
+
+def default_folder(command: str, model: str) -> Path:
+    """``outputs/<command>-<model>-<time>``."""
+    safe = "".join(c if c.isalnum() or c in ".-" else "-" for c in model)
+    return Path("outputs") / f"{command}-{safe}-{dt.datetime.now():%Y%m%d-%H%M%S}"
+
+
+def check_folder(folder: Path, *, overwrite: bool, resume: bool) -> None:
+    """Refuse a folder that holds anything, unless told to overwrite or to resume; nothing is touched yet."""
+    if overwrite and resume:
+        raise KlbError("pass --overwrite or --resume, not both")
+    if folder.exists() and not folder.is_dir():
+        raise KlbError(f"--out {folder} is a file, not a folder")
+    if folder.is_dir() and any(folder.iterdir()) and not (overwrite or resume):
+        raise KlbError(f"--out {folder} exists; pass --resume to continue that run or --overwrite to replace it")
+
+
+def clear(folder: Path, names: Iterable[str]) -> None:
+    """Remove the files a command writes, and nothing else."""
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
