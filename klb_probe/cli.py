@@ -5,21 +5,26 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from klb_probe.errors import KlbError
-from klb_probe.jlens import jlens
+from klb_probe.jlens import EXAMPLE, jlens
 from klb_probe.options import Bos, Contrast, Device, Dtype, Hooks, Model, Revision
 
-app = typer.Typer(
-    name="klb-probe",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+
+def command_app(**settings: Any) -> typer.Typer:
+    """A typer app with this project's settings."""
+    return typer.Typer(
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+        **settings,
+    )
+
+
+app = command_app(name="klb-probe", no_args_is_help=True)
 
 
 @app.callback()
@@ -27,7 +32,7 @@ def _main() -> None:
     """Look inside open-weight models that know, or do not know, what a customer is owed."""
 
 
-app.command("jlens")(jlens)
+app.command("jlens", epilog=EXAMPLE)(jlens)
 
 
 @app.command(epilog="Example: klb-probe fit --model smollm2-135m --n 8 --out outputs/smollm2-135m.margin.safetensors")

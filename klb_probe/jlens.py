@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from klb_probe.signals.margins import Margins
 
 FILES = ("margins.csv", "scenarios.jsonl", "summary.csv", "margins.png", "readouts.safetensors", "run.json")
+EXAMPLE = "Example: python -m klb_probe.jlens --model smollm2-135m --domains airline --framings honest,deny"
 _SAVE_EVERY_SECONDS = 20.0
 
 
@@ -198,7 +199,8 @@ def _describe(lens: Any) -> str:
     if lens.name == "logit":
         return "logit lens"
     meta = lens.metadata
-    return f"J-Lens margin from {lens.file} ({meta.corpus.n_prompts} prompts, {meta.corpus.source}; target layer {meta.target_layer})"
+    fitted = f"{meta.corpus.n_prompts} prompts, {meta.corpus.source}; target layer {meta.target_layer}"
+    return f"J-Lens margin from {lens.file} ({fitted})"
 
 
 def _plain(value: Any) -> Any:
@@ -207,15 +209,14 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-if __name__ == "__main__":
-    from klb_probe.cli import run
+def main() -> None:
+    """Entry point of ``python -m klb_probe.jlens``."""
+    from klb_probe.cli import command_app, run
 
-    app = typer.Typer(
-        pretty_exceptions_enable=False,
-        rich_markup_mode="rich",
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    app.command(epilog="Example: python -m klb_probe.jlens --model smollm2-135m --domains airline --framings honest,deny")(
-        jlens
-    )
+    app = command_app()
+    app.command(epilog=EXAMPLE)(jlens)
     run(app)
+
+
+if __name__ == "__main__":
+    main()

@@ -136,7 +136,9 @@ def _read_yaml(path: Path) -> Any:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise KlbError(f"{path}: no such file") from None
-    except yaml.YAMLError as error:
+    except UnicodeDecodeError as error:
+        raise KlbError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except (yaml.YAMLError, ValueError) as error:  # a date that does not exist is a ValueError
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}:" if mark else ""
         raise KlbError(f"{path}:{line} not valid YAML ({getattr(error, 'problem', error)})") from None

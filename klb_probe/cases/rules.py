@@ -44,7 +44,7 @@ class _Comparison(_Strict):
     at_most: Scalar | None = None
     more_than: Scalar | None = None
     less_than: Scalar | None = None
-    one_of: tuple[Scalar, ...] | None = None
+    one_of: tuple[Scalar, ...] | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
     def _one_comparison(self) -> _Comparison:
@@ -54,8 +54,18 @@ class _Comparison(_Strict):
         return self
 
     def compare(self, value: Any) -> bool:
-        name = next(name for name in _COMPARISONS if getattr(self, name) is not None)
-        return bool(_COMPARISONS[name](value, getattr(self, name)))
+        return bool(_COMPARISONS[self.comparison](value, getattr(self, self.comparison)))
+
+    @property
+    def comparison(self) -> str:
+        """The name of the one comparison given."""
+        return next(name for name in _COMPARISONS if getattr(self, name) is not None)
+
+    @property
+    def bounds(self) -> tuple[Scalar, ...]:
+        """The constants compared with."""
+        bound = getattr(self, self.comparison)
+        return bound if isinstance(bound, tuple) else (bound,)
 
 
 class FieldRule(_Comparison):
@@ -65,6 +75,9 @@ class FieldRule(_Comparison):
 
     def holds(self, record: Record) -> bool:
         return self.compare(_value(record, self.field))
+
+    def leaves(self) -> Iterator[FieldRule]:
+        yield self
 
     def fields(self) -> Iterator[str]:
         yield self.field
@@ -79,8 +92,14 @@ class DaysRule(_Comparison):
     def holds(self, record: Record) -> bool:
         return self.compare((_value(record, self.days_to) - _value(record, self.days_from)).days)
 
+    def leaves(self) -> Iterator[DaysRule]:
+        yield self
+
     def fields(self) -> Iterator[str]:
         yield from (self.days_from, self.days_to)
+
+
+Leaf = Union[FieldRule, DaysRule]
 
 
 class AllRule(_Strict):
@@ -89,9 +108,13 @@ class AllRule(_Strict):
     def holds(self, record: Record) -> bool:
         return all(rule.holds(record) for rule in self.all)
 
-    def fields(self) -> Iterator[str]:
+    def leaves(self) -> Iterator[Leaf]:
         for rule in self.all:
-            yield from rule.fields()
+            yield from rule.leaves()
+
+    def fields(self) -> Iterator[str]:
+        for leaf in self.leaves():
+            yield from leaf.fields()
 
 
 class AnyRule(_Strict):
@@ -100,16 +123,25 @@ class AnyRule(_Strict):
     def holds(self, record: Record) -> bool:
         return any(rule.holds(record) for rule in self.any)
 
-    def fields(self) -> Iterator[str]:
+    def leaves(self) -> Iterator[Leaf]:
         for rule in self.any:
-            yield from rule.fields()
+            yield from rule.leaves()
+
+    def fields(self) -> Iterator[str]:
+        for leaf in self.leaves():
+            yield from leaf.fields()
 
 
 class NotRule(_Strict):
+    model_config = ConfigDict(serialize_by_alias=True)
+
     negated: Rule = Field(alias="not")
 
     def holds(self, record: Record) -> bool:
         return not self.negated.holds(record)
+
+    def leaves(self) -> Iterator[Leaf]:
+        yield from self.negated.leaves()
 
     def fields(self) -> Iterator[str]:
         yield from self.negated.fields()

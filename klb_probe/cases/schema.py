@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from klb_probe.cases.rules import Rule, Scalar
+from klb_probe.cases.rules import DaysRule, Leaf, Rule, Scalar
 
 FieldType = Literal["text", "choice", "flag", "integer", "money", "minutes", "date"]
 _PYTHON_TYPES: dict[FieldType, tuple[type, ...]] = {
@@ -128,9 +128,28 @@ class Policy(_Strict):
         for requirement in self.requirements:
             if unknown := sorted(set(requirement.rule.fields()) - set(names)):
                 raise ValueError(f"requirement {requirement.id} uses unknown record fields: {', '.join(unknown)}")
+            for leaf in requirement.rule.leaves():
+                if problem := _misfit(leaf, {field.name: field for field in self.record_fields}):
+                    raise ValueError(f"requirement {requirement.id}: {problem}")
             if requirement.clause not in clauses:
                 raise ValueError(f"requirement {requirement.id} names unknown clause {requirement.clause}")
         return self
+
+
+_ORDERED: tuple[FieldType, ...] = ("integer", "money", "minutes", "date")
+
+
+def _misfit(leaf: Leaf, fields: dict[str, RecordField]) -> str | None:
+    """Why a comparison cannot be made on its field, or None."""
+    if isinstance(leaf, DaysRule):
+        if other := [name for name in leaf.fields() if fields[name].type != "date"]:
+            return f"counts days with {other[0]}, a {fields[other[0]].type}, not a date"
+        whole = all(isinstance(bound, int) and not isinstance(bound, bool) for bound in leaf.bounds)
+        return None if whole else f"compares days with {leaf.bounds}"
+    field = fields[leaf.field]
+    if leaf.comparison not in ("equals", "one_of") and field.type not in _ORDERED:
+        return f"{leaf.comparison} on {field.name}, a {field.type}"
+    return next((f"compares {field.name}, but {field.name} {said}" for said in map(field.check, leaf.bounds) if said), None)
 
 
 class Flip(_Strict):

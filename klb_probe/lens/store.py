@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from klb_probe.lens.margin import MarginLens
 from klb_probe.lens.metadata import LensMetadata
 from klb_probe.models.residual_model import ResidualModel
 from klb_probe.paths import cache_dir, data_dir
+
+log = logging.getLogger(__name__)
 
 FORMAT = "klb_probe.margin_lens/1"
 SUFFIX = ".margin.safetensors"
@@ -50,8 +53,11 @@ def open_lens(path: Path, model: ResidualModel, contrast: TokenContrast) -> Marg
     metadata = read_metadata(path)
     if problem := mismatch(metadata, model, contrast):
         raise KlbError(f"lens {path}: {problem}")
-    with safe_open(path, "pt") as file:
-        rows, sketch = file.get_tensor("rows"), file.get_tensor("sketch")
+    try:
+        with safe_open(path, "pt") as file:
+            rows, sketch = file.get_tensor("rows"), file.get_tensor("sketch")
+    except SafetensorError as error:
+        raise KlbError(f"lens {path}: {error}") from None
     n, tokens = len(metadata.source_layers), 2 * len(metadata.contrast)
     if rows.shape != (n, tokens, metadata.d_model) or sketch.shape != (n, metadata.k, metadata.d_model):
         raise KlbError(f"lens {path}: tensors of shape {tuple(rows.shape)}, {tuple(sketch.shape)} do not fit its metadata")
@@ -79,7 +85,12 @@ def mismatch(metadata: LensMetadata, model: ResidualModel, contrast: TokenContra
 def find_lens(model: ResidualModel, contrast: TokenContrast) -> Path | None:
     """A shipped lens, else a cached one, that belongs to the model and contrast."""
     for path in _candidates():
-        if mismatch(read_metadata(path), model, contrast) is None:
+        try:
+            metadata = read_metadata(path)
+        except KlbError as error:
+            log.warning("passed over: %s", error)
+            continue
+        if mismatch(metadata, model, contrast) is None:
             return path
     return None
 

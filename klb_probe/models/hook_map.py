@@ -16,12 +16,16 @@ from klb_probe.paths import data_dir
 
 
 class Norm(BaseModel):
-    """The final norm: ``rms`` or ``layer``; its gain is the weight itself (``plain``) or one plus it (``one_plus``)."""
+    """The final norm: ``rms`` or ``layer``; its gain is the weight itself (``plain``) or one plus it (``one_plus``).
+
+    ``eps`` is needed only where the module does not say it.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["rms", "layer"]
     gain: Literal["plain", "one_plus"] = "plain"
+    eps: float | None = None
 
 
 class HookMap(BaseModel):
@@ -53,8 +57,12 @@ def read_hook_map(path: Path) -> HookMap:
     """Read one hook map file."""
     try:
         return HookMap.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (yaml.YAMLError, ValidationError) as error:
-        raise KlbError(f"{path}: not a valid hook map ({str(error).splitlines()[0]})") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise KlbError(f"{path}: not a valid hook map (field {field or '-'}: {first['msg']})") from None
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise KlbError(f"{path}: not a readable hook map ({str(error).splitlines()[0]})") from None
 
 
 def find_hook_map(model: nn.Module, folders: Iterable[Path] = ()) -> HookMap:
@@ -65,6 +73,8 @@ def find_hook_map(model: nn.Module, folders: Iterable[Path] = ()) -> HookMap:
     config = model.config
     types = {config.model_type, config.get_text_config().model_type}
     for folder in (*folders, data_dir("hooks")):
+        if not folder.is_dir():
+            raise KlbError(f"no such folder of hook maps: {folder}")
         for path in sorted(folder.glob("*.yaml")):
             hook_map = read_hook_map(path)
             if types & set(hook_map.model_types):
@@ -80,6 +90,17 @@ def resolve_layout(model: nn.Module, hook_map: HookMap) -> Layout:
     found = {
         part: _only_match(model, getattr(hook_map, part), part, hook_map.family) for part in ("blocks", "final_norm", "unembed")
     }
+    fits = {
+        "blocks": isinstance(found["blocks"][1], nn.ModuleList),
+        "final_norm": isinstance(found["final_norm"][1], nn.Module) and not isinstance(found["final_norm"][1], nn.Linear),
+        "unembed": getattr(getattr(found["unembed"][1], "weight", None), "ndim", 0) == 2,
+    }
+    for part, right in fits.items():
+        if not right:
+            path, module = found[part]
+            raise KlbError(f"hook map {hook_map.family}: {part} is {path}, a {type(module).__name__}, which is none")
+    if hook_map.softcap and not hasattr(model.config.get_text_config(), hook_map.softcap):
+        raise KlbError(f"hook map {hook_map.family}: the config has no softcap attribute {hook_map.softcap}")
     blocks = found["blocks"][1]
     expected = model.config.get_text_config().num_hidden_layers
     if len(blocks) != expected:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from klb_probe.errors import KlbError
@@ -54,14 +55,19 @@ def load_model(
     else:
         folder = source.folder
     where: str = str(folder or source.hub)
-    pinned = {"revision": revision} if source.hub and revision else {}
+    # Code from a repository is never run.
+    pinned: dict[str, Any] = {"trust_remote_code": False}
+    if source.hub and revision:
+        pinned["revision"] = revision
     with _quiet(), _explained(source):
         config = AutoConfig.from_pretrained(where, **pinned)
         _check_causal(config, name)
-        model = AutoModelForCausalLM.from_pretrained(
-            where, config=config, dtype=_dtype(dtype, source, place), low_cpu_mem_usage=True, **pinned
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            where, config=config, dtype=_dtype(dtype, source, place), output_loading_info=True, **pinned
         )
         tokenizer = AutoTokenizer.from_pretrained(where, **pinned)
+    if missing := sorted(loading["missing_keys"]):  # transformers would fill them with random numbers
+        raise KlbError(f"{where} lacks {len(missing)} weights of {type(model).__name__}, such as {missing[0]}")
     identity = {
         "name": source.name,
         "hub": source.hub,
@@ -95,8 +101,10 @@ def _device(device: str) -> torch.device:
     try:
         place = torch.device(device)
     except RuntimeError:
-        raise KlbError(f"unknown device {device!r}; one of auto, cuda, cuda:N, mps, cpu") from None
-    if (place.type == "cuda" and not torch.cuda.is_available()) or (
+        place = None
+    if place is None or place.type not in ("cuda", "mps", "cpu"):
+        raise KlbError(f"unknown device {device!r}; one of auto, cuda, cuda:N, mps, cpu")
+    if (place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count()) or (
         place.type == "mps" and not torch.backends.mps.is_available()
     ):
         raise KlbError(f"device {device} is not available here; use --device auto or cpu")
@@ -123,7 +131,7 @@ def _explained(source: ModelSource) -> Iterator[None]:
     """Turn what hub and loader raise into one line with a remedy."""
     try:
         yield
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         kinds = {kind.__name__ for raised in _causes(error) for kind in type(raised).__mro__}
         hint = f" ({source.hint})" if source.hint else ""
         if not source.hub:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -23,7 +24,7 @@ def prefill(
     token_ids: Sequence[int],
     *,
     batch_size: int = 8,
-    min_shared: int = 32,
+    min_shared: int = 64,
 ) -> Iterator[tuple[list[int], Capture]]:
     """Read every prompt at its last token.
 
@@ -39,37 +40,56 @@ def prefill(
         Indices into ``prompts`` and their :class:`Capture` with one position each, in trie order, every prompt once.
     """
     order = sorted(range(len(prompts)), key=lambda index: list(prompts[index]))
-    yield from _visit(model, prompts, order, 0, model.new_cache(), layers, token_ids, batch_size, min_shared)
+    walk = _Walk(model, prompts, layers, token_ids, batch_size, min_shared)
+    yield from walk.visit(order, 0, model.new_cache())
 
 
-def _visit(
-    model: ResidualModel,
-    prompts: Sequence[Sequence[int]],
-    group: list[int],
-    depth: int,
-    cache: Any,
-    layers: Sequence[int],
-    token_ids: Sequence[int],
-    batch_size: int,
-    min_shared: int,
-) -> Iterator[tuple[list[int], Capture]]:
-    """Read a sorted group of prompts that share their first ``depth`` tokens, which ``cache`` holds."""
-    shared = _shared_length(prompts, group)
-    if len(group) > 1 and shared - depth >= min_shared:
-        span = torch.tensor([list(prompts[group[0]][depth:shared])])
-        model.capture(span, [], torch.tensor([[-1 % span.shape[1]]]), [], cache)
-        depth = shared
-    leaves: list[int] = []
-    for _, branch in groupby(group, key=lambda index: tuple(prompts[index][depth : depth + 1])):
-        members = list(branch)
-        if len(members) > 1 and _shared_length(prompts, members) - depth >= min_shared:
+@dataclass(frozen=True)
+class _Walk:
+    model: ResidualModel
+    prompts: Sequence[Sequence[int]]
+    layers: Sequence[int]
+    token_ids: Sequence[int]
+    batch_size: int
+    min_shared: int
+
+    def visit(self, group: list[int], depth: int, cache: Any) -> Iterator[tuple[list[int], Capture]]:
+        """Read a sorted group of prompts that share their first ``depth`` tokens, which ``cache`` holds."""
+        worth, leaves = self.split(group, depth)
+        for branch in worth:
+            shared = self.shared_length(branch)
             branch_cache = copy.deepcopy(cache)
-            yield from _visit(model, prompts, members, depth, branch_cache, layers, token_ids, batch_size, min_shared)
-        else:
-            leaves.extend(members)
-    leaves.sort(key=lambda index: len(prompts[index]))
-    for batch in chunks(leaves, batch_size):
-        yield list(batch), _read(model, [prompts[index][depth:] for index in batch], cache, layers, token_ids)
+            span = torch.tensor([list(self.prompts[branch[0]][depth:shared])])
+            self.model.capture(span, [], torch.tensor([[0]]), [], branch_cache)
+            yield from self.visit(branch, shared, branch_cache)
+        leaves.sort(key=lambda index: len(self.prompts[index]))
+        for batch in chunks(leaves, self.batch_size):
+            rests = [self.prompts[index][depth:] for index in batch]
+            yield list(batch), _read(self.model, rests, cache, self.layers, self.token_ids)
+
+    def split(self, group: list[int], depth: int) -> tuple[list[list[int]], list[int]]:
+        """The branches of a group that share enough beyond ``depth`` to be worth a cache, and the prompts in none."""
+        shared = self.shared_length(group)
+        if len(group) > 1 and shared - depth >= self.min_shared:
+            return [group], []
+        worth: list[list[int]] = []
+        leaves: list[int] = []
+        for _, branch in groupby(group, key=lambda index: tuple(self.prompts[index][shared : shared + 1])):
+            members = list(branch)
+            if len(members) == 1 or self.shared_length(members) == shared:  # one prompt, or copies of one
+                leaves += members
+            else:
+                deeper_worth, deeper_leaves = self.split(members, depth)
+                worth += deeper_worth
+                leaves += deeper_leaves
+        return worth, leaves
+
+    def shared_length(self, group: list[int]) -> int:
+        """Tokens shared by a sorted group, leaving every prompt its last token to be read."""
+        first, last = self.prompts[group[0]], self.prompts[group[-1]]
+        both = zip(first, last, strict=False)
+        shared = next((i for i, (a, b) in enumerate(both) if a != b), min(len(first), len(last)))
+        return min(shared, *(len(self.prompts[index]) - 1 for index in group))
 
 
 def _read(
@@ -80,12 +100,5 @@ def _read(
     ids = torch.tensor([[*rest, *[rest[-1]] * (longest - len(rest))] for rest in rests])
     last = torch.tensor([[len(rest) - 1] for rest in rests])
     leaf_cache = copy.deepcopy(cache)
-    leaf_cache.batch_repeat_interleave(len(rests))
+    leaf_cache.reorder_cache(torch.zeros(len(rests), dtype=torch.long))  # every row continues the one cached row
     return model.capture(ids, layers, last, token_ids, leaf_cache)
-
-
-def _shared_length(prompts: Sequence[Sequence[int]], group: list[int]) -> int:
-    """Tokens shared by a sorted group, leaving every prompt its last token to be read."""
-    first, last = prompts[group[0]], prompts[group[-1]]
-    shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
-    return min(shared, *(len(prompts[index]) - 1 for index in group))

@@ -111,10 +111,7 @@ def read_prompts(
         return
     layers = range(model.n_layers)
     contrast = lenses[0].contrast
-    # On a CPU tokens are what costs; on an accelerator passes are.
-    min_shared = 16 if model.device.type == "cpu" else 64
-    batches = prefill(model, [ids[i] for i in todo], layers, contrast.token_ids, batch_size=batch_size, min_shared=min_shared)
-    for indices, capture in batches:
+    for indices, capture in prefill(model, [ids[i] for i in todo], layers, contrast.token_ids, batch_size=batch_size):
         rows = torch.tensor([todo[i] for i in indices])
         for number, lens in enumerate(lenses):
             decoded = [lens.decode(capture.residuals[layer, :, 0], layer) for layer in layers]

@@ -1,0 +1,164 @@
+"""``make bench``: what our work costs against what it replaces, measured side by side in one run on the default model.
+
+Every row times both sides on the same ids, layers and positions in this process (load and --help in fresh ones), and prints
+their ratio next to the project's target. Nothing is asserted here; ratios on a busy machine mean little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from scipy.stats import pearsonr
+
+from klb_probe.cases.load import load_domains
+from klb_probe.lens.contrast import TokenContrast
+from klb_probe.lens.corpus import sampled_corpus
+from klb_probe.lens.fitting import FitOptions, cotangent_rows, prompt_rows
+from klb_probe.lens.library import load_lens
+from klb_probe.models.huggingface import HuggingFaceModel
+from klb_probe.models.load import load_model
+from klb_probe.signals.margins import prepare
+from klb_probe.signals.readout import read_prompts
+
+
+def timed(work: Callable[[], object]) -> tuple[float, object]:
+    """Seconds of wall time, and the result."""
+    start = time.perf_counter()
+    result = work()
+    return time.perf_counter() - start, result
+
+
+def bench_load(table: Table) -> None:
+    """First load (GGUF dequantised) against the second (safetensors cache), each in a fresh process."""
+    code = "import time, klb_probe.models.load as l; s = time.perf_counter(); l.load_model(); print(time.perf_counter() - s)"
+    with tempfile.TemporaryDirectory() as cache:
+        seconds = [
+            float(subprocess.check_output([sys.executable, "-c", code], env={**os.environ, "KLB_PROBE_CACHE": cache}))
+            for _ in range(2)
+        ]
+    table.add_row("second load", "first load", f"{seconds[1]:.1f} s", f"{seconds[0]:.1f} s", ratio(seconds), "<= 3 s")
+
+
+def bench_help(table: Table) -> None:
+    """``--help`` must not wait for torch."""
+    command = [sys.executable, "-m", "klb_probe.jlens", "--help"]
+    seconds = min(timed(lambda: subprocess.run(command, capture_output=True, check=True))[0] for _ in range(3))
+    table.add_row("--help", "", f"{seconds:.2f} s", "", "", "<= 0.7 s")
+
+
+def bench_fit(table: Table, model: HuggingFaceModel, contrast: TokenContrast, tokens: int) -> None:
+    """Margin rows against all rows of the same prompt and layers; their readouts compared."""
+    ids = sampled_corpus(model, n=1, max_tokens=tokens).prompts[0]
+    last, layers = model.n_layers - 1, list(range(model.n_layers - 1))
+    readout = model.token_readout(contrast.token_ids)
+    rows = cotangent_rows(readout, FitOptions())
+    options = {"target_layer": last, "skip_first": 16, "batch": 17}
+    ours, targeted = timed(lambda: prompt_rows(model, ids, rows, layers, **options))
+    eye = torch.eye(model.d_model)
+    theirs, full = timed(lambda: prompt_rows(model, ids, eye, layers, **options))
+    prompts = [list(ids[: 20 + i]) for i in range(64)]
+    exact, sketched = [], []
+    n = len(contrast.token_ids)
+    for prompt in prompts:
+        for layer, residual in enumerate(model.residuals([prompt], layers, [-1])[:, 0, 0]):
+            exact.append(contrast.margin(readout.logits(full[layer] @ residual)))
+            square = (targeted[layer, n:] @ residual).square().sum() / model.d_model
+            sketched.append(contrast.margin(readout.from_products(targeted[layer, :n] @ residual, square)))
+    exact_all, sketched_all = torch.stack(exact), torch.stack(sketched)
+    agree = (exact_all.sign() == sketched_all.sign()).float().mean()
+    table.add_row(
+        f"margin lens fit, k=32, a prompt of {tokens} tokens",
+        "full Jacobian fit, same layers",
+        f"{ours:.1f} s",
+        f"{theirs:.1f} s",
+        f"{theirs / ours:.1f}x faster",
+        ">= 15x",
+    )
+    correlation = pearsonr(exact_all.numpy(), sketched_all.numpy()).statistic
+    table.add_row(
+        f"  its readouts (n = {len(exact)})", "", f"sign {agree:.2%}", f"r = {correlation:.4f}", "", "100 %, r >= 0.99"
+    )
+
+
+def bench_readout(table: Table, model: HuggingFaceModel, contrast: TokenContrast, n: int) -> None:
+    """All-layer readout of whole domains against bare forward passes and against TransformerLens's lens readout."""
+    lens = load_lens(model, contrast)
+    margins, lenses = prepare(model, lens, domains=[domain.policy.domain for domain in load_domains()])
+    total = len(margins.ids)
+    ours, _ = timed(lambda: read_prompts(model, lenses, margins.ids, margins.readouts))
+    sample = margins.ids[:: max(1, total // n)]
+
+    def forwards() -> None:
+        for ids in sample:
+            with torch.no_grad():
+                model.model(torch.tensor([ids]), use_cache=False, logits_to_keep=1)
+
+    bare, _ = timed(forwards)
+    bare_all = bare / len(sample) * total
+    name = f"eligibility readout, all layers, {total} prompts"
+    table.add_row(
+        name,
+        f"forward passes alone ({len(sample)} timed)",
+        f"{ours:.0f} s",
+        f"{bare_all:.0f} s",
+        f"{ours / bare_all:.2f}x the time",
+        "<= 0.5x",
+    )
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformer_lens.tools.analysis.jacobian_lens import JacobianLens
+
+    bridge = TransformerBridge.boot_transformers("SmolLM2", hf_model=model.model, tokenizer=model.tokenizer)
+    # What the matrices hold does not change what a readout costs.
+    layers = range(model.n_layers - 1)
+    theirs = JacobianLens({layer: torch.eye(model.d_model) for layer in layers}, n_prompts=1, d_model=model.d_model)
+    peer, _ = timed(lambda: [theirs.readout(bridge, torch.tensor([ids]), positions=[-1]) for ids in sample])
+    peer_all = peer / len(sample) * total
+    table.add_row(
+        name,
+        f"TransformerLens lens readout ({len(sample)} timed)",
+        f"{ours:.0f} s",
+        f"{peer_all:.0f} s",
+        f"{peer_all / ours:.1f}x faster",
+        ">= 2.5x",
+    )
+
+
+def ratio(seconds: list[float]) -> str:
+    """How much faster the second is."""
+    return f"{seconds[0] / seconds[1]:.1f}x faster"
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=128, help="prompt length of the fit rows")
+    parser.add_argument("--sample", type=int, default=24, help="prompts timed one by one")
+    arguments = parser.parse_args()
+    table = Table("work", "against", "ours", "theirs", "ratio", "target")
+    bench_help(table)
+    bench_load(table)
+    model = load_model()
+    contrast = TokenContrast.of(model.chat)
+    bench_readout(table, model, contrast, arguments.sample)
+    bench_fit(table, model, contrast, arguments.tokens)
+    console = Console(width=150)
+    console.print(table)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    console.print(
+        f"{Path(sys.executable).name}, {torch.get_num_threads()} threads, fp32; peak memory of all rows {peak:.2f} GiB"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""The command from end to end: what it prints, what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from tiny import LAYERS, default_tokenizer, tiny_hf_model
+
+from klb_probe import cli
+from klb_probe.lens.library import load_lens
+from klb_probe.signals.margins import eligibility_margins
+
+
+def klb(*arguments: str) -> int:
+    """Run the command in this process and return its exit code."""
+    before = sys.argv
+    sys.argv = ["klb-probe", *map(str, arguments)]
+    try:
+        cli.main()
+    except SystemExit as stop:
+        return stop.code or 0
+    finally:
+        sys.argv = before
+    return 0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny random Llama as a local model folder."""
+    path = tmp_path_factory.mktemp("models") / "tiny-llama"
+    tiny_hf_model("llama").save_pretrained(path)
+    default_tokenizer().save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def lens_file(folder):
+    path = folder.parent / "tiny.margin.safetensors"
+    assert klb("fit", "--model", folder, "--n", 2, "--max-len", 24, "--out", path) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(folder, lens_file):
+    """A whole run on the tiny model."""
+    out = folder.parent / "run"
+    assert klb("jlens", "--model", folder, "--lens", lens_file, "--domains", "airline", "--out", out) == 0
+    return out
+
+
+def test_margins_are_tidy_and_complete(run):
+    margins = pd.read_csv(run / "margins.csv")
+    assert list(margins) == [
+        "scenario", "pair", "domain", "entitled", "framing", "paraphrase", "lens", "layer", "position", "margin",
+    ]  # fmt: skip
+    assert len(margins) == 28 * 2 * 3 * 2 * LAYERS  # situations x framings x paraphrases x lenses x layers
+    assert not margins.duplicated(["scenario", "framing", "paraphrase", "lens", "layer", "position"]).any()
+    assert margins["margin"].notna().all()
+    assert set(margins["lens"]) == {"margin", "logit"}
+
+
+def test_scenarios_hold_the_prompt_as_the_model_saw_it(run):
+    rows = [json.loads(line) for line in (run / "scenarios.jsonl").read_text().splitlines()]
+    margins = pd.read_csv(run / "margins.csv")
+    last = margins[(margins["layer"] == LAYERS - 1)].set_index(["scenario", "framing", "paraphrase", "lens"])["margin"]
+    for row in rows[::17]:
+        assert default_tokenizer().decode(row["token_ids"]) == row["prompt"]
+        assert row["label"] == ("Yes" if row["entitled"] else "No")
+        for lens in ("margin", "logit"):
+            key = (row["scenario"], row["framing"], row["paraphrase"], lens)
+            assert abs(last[key] - row["own_margin"]) < 1e-4
+
+
+def test_the_summary_follows_from_the_margins(run):
+    margins, summary = pd.read_csv(run / "margins.csv"), pd.read_csv(run / "summary.csv")
+    for (lens, layer, framing), group in margins.groupby(["lens", "layer", "framing"]):
+        here = summary[(summary["lens"] == lens) & (summary["layer"] == layer) & (summary["framing"] == framing)]
+        auroc = here[here["statistic"] == "auroc"].iloc[0]
+        assert auroc["value"] == pytest.approx(roc_auc_score(group["entitled"], group["margin"]), abs=2e-3)  # 6 digits tie
+        assert (auroc["n"], auroc["n_pairs"]) == (84, 14)
+        assert auroc["low"] <= auroc["value"] <= auroc["high"]
+        assert 0.5 <= auroc["null_q95"] <= 1
+        means = group.groupby("entitled")["margin"].mean()
+        contrast = here[here["statistic"] == "entitlement_contrast"].iloc[0]
+        assert contrast["value"] == pytest.approx(means[True] - means[False], abs=1e-5)
+    moved = summary[(summary["statistic"] == "framing_contrast")]
+    assert set(moved["framing"]) == {"honest minus deny"}
+    assert len(moved) == 2 * 2 * LAYERS
+
+
+def test_the_run_record_says_what_was_used(run, lens_file):
+    record = json.loads((run / "run.json").read_text())
+    assert record["complete"] is True
+    assert record["lens"]["file"] == str(lens_file)
+    assert record["last_block_max_error"] < 1e-3
+    assert record["counts"] == {"prompts": 168, "pairs": 14, "domains": 1, "tokens": record["counts"]["tokens"]}
+    assert record["arguments"]["domains"] == "airline"
+    assert {"torch", "transformers", "klb-probe"} <= set(record["versions"])
+    assert (run / "margins.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_tables_name_n_and_both_sentences_are_there(run, folder, lens_file, capsys):
+    assert klb("jlens", "--model", folder, "--lens", lens_file, "--domains", "airline", "--out", run, "--resume") == 0
+    printed = capsys.readouterr().out
+    assert "resuming  168 of 168" in printed
+    for words in ("honest", "deny", "not owed", "n=84 (14 pairs)", "Shows:", "Does not show: belief or intent", "= own"):
+        assert words in printed
+
+
+def test_an_interrupted_run_resumes_to_the_same_numbers(run, folder, lens_file, monkeypatch, capsys):
+    from klb_probe.models import prefix
+
+    out, calls, read = folder.parent / "interrupted", [], prefix._read
+
+    def stop_half_way(*arguments):
+        calls.append(1)
+        if len(calls) == 8:
+            raise KeyboardInterrupt
+        return read(*arguments)
+
+    command = ("jlens", "--model", folder, "--lens", lens_file, "--domains", "airline", "--out", out)
+    monkeypatch.setattr(prefix, "_read", stop_half_way)
+    assert klb(*command) == 130
+    assert "--resume" in capsys.readouterr().err
+    assert json.loads((out / "run.json").read_text())["complete"] is False
+    assert klb(*command) == 2  # neither --resume nor --overwrite
+    assert klb(*command, "--resume") == 0
+    assert len(calls) > 8
+    whole, resumed = pd.read_csv(run / "margins.csv"), pd.read_csv(out / "margins.csv")
+    pd.testing.assert_frame_equal(whole, resumed, rtol=1e-4, atol=1e-5)
+    assert klb(*command, "--framings", "honest", "--resume") == 2  # other prompts: not that run
+
+
+def test_overwrite_keeps_what_is_not_ours(folder, lens_file):
+    out = folder.parent / "mine"
+    out.mkdir()
+    (out / "notes.txt").write_text("keep")
+    command = ("jlens", "--model", folder, "--lens", "logit", "--framings", "neutral", "--domains", "deposit", "--out", out)
+    assert klb(*command) == 2
+    assert klb(*command, "--overwrite") == 0
+    assert (out / "notes.txt").read_text() == "keep"
+    margins = pd.read_csv(out / "margins.csv")
+    assert set(margins["lens"]) == {"logit"}
+    assert set(margins["framing"]) == {"neutral"}
+
+
+def test_a_missing_lens_is_fitted_once_and_then_found(folder, tmp_path, monkeypatch, capsys):
+    from klb_probe.lens import library
+
+    monkeypatch.setenv("KLB_PROBE_CACHE", str(tmp_path))
+    monkeypatch.setattr(library, "_SPOT_PROMPTS", 3)
+    monkeypatch.setattr(library, "_SPOT_TOKENS", 24)
+    command = ("jlens", "--model", folder, "--framings", "honest", "--domains", "airline")
+    assert klb(*command, "--out", tmp_path / "first") == 0
+    (cached,) = (tmp_path / "lenses").glob("*.safetensors")
+    written = cached.stat().st_mtime_ns
+    assert klb(*command, "--out", tmp_path / "second") == 0
+    assert cached.stat().st_mtime_ns == written
+    assert str(cached) in json.loads((tmp_path / "second" / "run.json").read_text())["lens"]["file"]
+
+
+def test_a_fit_that_would_take_long_is_not_started_unasked(folder, tmp_path, monkeypatch, capsys):
+    from klb_probe.lens import library
+
+    monkeypatch.setenv("KLB_PROBE_CACHE", str(tmp_path))
+    monkeypatch.setattr(library, "UNASKED_FIT_SECONDS", 1e-9)
+    monkeypatch.setattr(library, "_SPOT_TOKENS", 24)
+    assert klb("jlens", "--model", folder, "--out", tmp_path / "out") == 2
+    assert "--fit" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "lama-3.1-8b"], ["unknown model", "did you mean llama-3.1-8b", "smollm2-135m"]),
+        (["--model", "./no/such/folder"], ["no such model folder"]),
+        (["--framings", "honest,denied"], ["unknown framing denied", "incentive"]),
+        (["--domains", "airlines"], ["unknown domain airlines", "deposit"]),
+        (["--contrast", "Yes"], ["YES/NO pairs"]),
+        (["--contrast", "Affirmatively/Negatively"], ["not a single token"]),
+        (["--lens", "absent.safetensors"], ["no such lens file"]),
+        (["--dtype", "float8"], ["unknown dtype", "bfloat16"]),
+        (["--device", "tpu9"], ["device"]),
+        (["--overwrite", "--resume"], ["not both"]),
+    ],
+)
+def test_a_mistake_is_one_line_exit_2_and_nothing_written(folder, tmp_path, capsys, arguments, words):
+    out = tmp_path / "out"
+    model = [] if "--model" in arguments else ["--model", folder]
+    assert klb("jlens", *model, "--out", out, *arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    for word in words:
+        assert word in error
+    assert not out.exists()
+
+
+def test_a_lens_of_another_model_is_refused_by_name(folder, lens_file, tmp_path, capsys):
+    from klb_probe.paths import data_dir
+
+    shipped = next(data_dir("lenses").glob("smollm2-135m*"))
+    assert klb("jlens", "--model", folder, "--lens", shipped, "--out", tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert "smollm2-135m" in error
+    assert "width" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_works_without_importing_torch():
+    code = "import sys, klb_probe.cli, klb_probe.jlens; sys.exit('torch' in sys.modules or 'pandas' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    for module in ("klb_probe", "klb_probe.jlens"):
+        done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=False)
+        assert done.returncode == 0
+        assert "Usage" in done.stdout
+
+
+def test_the_shipped_lens_is_the_default_models_and_well_fitted(smollm, yes_no):
+    lens = load_lens(smollm, yes_no)
+    assert lens.metadata.corpus.n_prompts >= 64
+    assert lens.metadata.corpus.max_tokens == 128
+    assert lens.metadata.source_layers == tuple(range(29))
+    assert lens.metadata.command.startswith("klb-probe fit --model smollm2-135m")
+
+
+def test_on_the_default_model_shared_margins_equal_plain_ones(smollm, yes_no):
+    lens = load_lens(smollm, yes_no)
+    margins = eligibility_margins(smollm, lens, domains=["deposit"], framings=["honest"])
+    assert margins.readouts.last_block_error < 1e-3
+    assert margins.readouts.done.all()
+    for index in range(0, len(margins.ids), 23):
+        ids = margins.ids[index]
+        residuals = smollm.residuals([ids], range(30), [-1])[:, 0, 0]
+        plain = torch.stack([lens.margin(residual, layer) for layer, residual in enumerate(residuals)])
+        torch.testing.assert_close(margins.readouts.margins[index, 0], plain, atol=1e-4, rtol=1e-4)
+        with torch.no_grad():
+            own = smollm.model(torch.tensor([ids])).logits[0, -1, yes_no.token_ids]
+        assert abs(margins.readouts.own[index] - (own[0] - own[1])) < 1e-4
