@@ -9,6 +9,7 @@ import torch
 from einops import einsum
 from tiny import LAYERS, WIDTH, tiny_model
 
+from klb_probe.cases.load import load_domains
 from klb_probe.errors import KlbError
 from klb_probe.lens.contrast import TokenContrast, gaussian_rows
 from klb_probe.lens.corpus import Corpus, file_corpus, sampled_corpus
@@ -152,11 +153,12 @@ def test_rows_equal_transformer_lenss_own_jacobian_lens_on_the_default_model(smo
 
 def test_margins_have_the_full_lenss_numerator_and_sign_at_every_layer_of_the_default_model(smollm, yes_no):
     """Numerators equal, signs equal, and with 32 sketch rows correlation of at least 0.99 with the full lens's margins."""
-    ids, skip, last = ids_of(12), 3, smollm.n_layers - 1
-    corpus = Corpus((tuple(ids),), "test", "never", 20)
+    openings = [case.opening for domain in load_domains() for case in domain.cases]
+    prompts = [smollm.tokenizer(opening)["input_ids"][:24] for opening in openings]
+    ids, skip, last = prompts[0], 4, smollm.n_layers - 1
+    corpus = Corpus((tuple(ids),), "test", "never", 24)
     lens = fit_margin_lens(smollm, corpus, yes_no, FitOptions(skip_first=skip))
     full = full_jacobian(smollm, ids, skip, last, batch=96)
-    prompts = [ids_of(12, seed=s) for s in range(24)]
     residuals = smollm.residuals(prompts, range(last), [-1])[:, :, 0]
     transported = einsum(full, residuals, "layer out d, layer prompt d -> layer prompt out")
     readout = smollm.token_readout(yes_no.token_ids)
