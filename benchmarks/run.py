@@ -148,7 +148,7 @@ def main() -> None:
     table = Table("work", "against", "ours", "theirs", "ratio", "target")
     bench_help(table)
     bench_load(table)
-    model = load_model()
+    model = load_model(device="cpu")
     contrast = TokenContrast.of(model.chat)
     bench_readout(table, model, contrast, arguments.sample)
     bench_fit(table, model, contrast, arguments.tokens)

@@ -12,6 +12,7 @@ import typer
 from klb_probe.errors import KlbError
 from klb_probe.jlens import EXAMPLE, jlens
 from klb_probe.options import Bos, Contrast, Device, Dtype, Hooks, Model, Revision
+from klb_probe.outputs import check_writable
 
 
 def command_app(**settings: Any) -> typer.Typer:
@@ -56,8 +57,10 @@ def fit(
     hooks: Hooks = None,
 ) -> None:
     """Fit a margin lens for a model and save it where `klb-probe jlens` finds it."""
-    if out and out.exists() and not overwrite:
-        raise KlbError(f"{out} exists; pass --overwrite to replace it")
+    if out:
+        _check_lens_file(out, overwrite)
+    if max_len <= skip_first + 1:
+        raise KlbError(f"--max-len {max_len} leaves nothing after --skip-first {skip_first} and the last token")
     from klb_probe.lens.contrast import TokenContrast, parse_pairs
     from klb_probe.lens.fitting import FitOptions
     from klb_probe.lens.library import fit_with_progress
@@ -67,16 +70,26 @@ def fit(
     pairs = parse_pairs(contrast)
     loaded = load_model(model, device=device, dtype=dtype, revision=revision, hooks=hooks or ())
     chosen = TokenContrast.of(loaded.chat, pairs)
+    path = out or cached_lens_path(loaded, chosen)
+    _check_lens_file(path, overwrite)
     options = FitOptions(target=target_layer, k=k, seed=seed, skip_first=skip_first, batch=batch)
     command = (
         f"klb-probe fit --model {model} --contrast {contrast} --corpus {corpus} --n {n} --max-len {max_len} "
         f"--skip-first {skip_first} --target-layer {target_layer} --k {k} --seed {seed} --bos {bos}"
     )
     lens = fit_with_progress(loaded, chosen, options, corpus=corpus, n=n, max_tokens=max_len, bos=bos, command=command)
-    path = out or cached_lens_path(loaded, chosen)
     save_lens(lens, path)
     used = lens.metadata.corpus
     typer.echo(f"fitted on {used.n_prompts} prompts ({used.n_skipped} too short): {chosen}\n{path}")
+    typer.echo(f"read with it: klb-probe jlens --model {model} --lens {path}")
+
+
+def _check_lens_file(path: Path, overwrite: bool) -> None:
+    if path.is_dir():
+        raise KlbError(f"{path} is a folder; name a lens file")
+    if path.exists() and not overwrite:
+        raise KlbError(f"{path} exists; pass --overwrite to replace it, or --out to write another")
+    check_writable(path)
 
 
 def main() -> None:
@@ -101,8 +114,13 @@ def run(command: typer.Typer) -> None:
     except KeyboardInterrupt:
         typer.echo("interrupted", err=True)
         sys.exit(130)
-    except RuntimeError as error:
-        if debug or "out of memory" not in str(error):
+    except OSError as error:
+        if debug:
             raise
-        typer.echo("error: out of memory: lower --batch, or pass --dtype bfloat16", err=True)
+        typer.echo(f"error: {error.filename or 'a file'}: {error.strerror or error}", err=True)
+        sys.exit(2)
+    except (RuntimeError, MemoryError) as error:
+        if debug or not (isinstance(error, MemoryError) or "memory" in str(error)):
+            raise
+        typer.echo("error: out of memory: lower --batch, pass --dtype bfloat16, or take a smaller model", err=True)
         sys.exit(2)

@@ -31,6 +31,9 @@ def jlens(
         typer.Option(help="Framings, with commas; contrasts are against the first: honest, deny, incentive, neutral."),
     ] = "honest,deny",
     domains: Annotated[str, typer.Option(help="Domains, with commas, or all.")] = "all",
+    scenarios: Annotated[
+        Path | None, typer.Option(help="A scenarios folder of your own (domains/<name>/*.yaml, framings.yaml).")
+    ] = None,
     contrast: Contrast = "Yes/No",
     out: Annotated[Path | None, typer.Option(help="Output folder (default: outputs/jlens-<model>-<time>).")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
@@ -66,15 +69,15 @@ def jlens(
     from klb_probe.models.load import load_model
     from klb_probe.signals import report
     from klb_probe.signals.margins import prepare
-    from klb_probe.signals.readout import Readouts, read_prompts
+    from klb_probe.signals.readout import read_prompts
     from klb_probe.versions import versions
 
-    console = Console(width=None if Console().is_terminal else 132, highlight=False)
+    console = Console(width=None if Console().is_terminal else 116, highlight=False)
     words = parse_pairs(contrast)
     names = None if domains == "all" else [name.strip() for name in domains.split(",")]
     chosen_framings = [name.strip() for name in framings.split(",")]
     # Mistakes in names show before anything slow begins.
-    eligibility_scenarios(load_domains(names), chosen_framings)
+    eligibility_scenarios(load_domains(names, scenarios), chosen_framings, scenarios)
 
     loaded = load_model(model, device=device, dtype=dtype, revision=revision, hooks=hooks or ())
     tokens = TokenContrast.of(loaded.chat, words)
@@ -82,7 +85,7 @@ def jlens(
         decoder: MarginLens | LogitLens = LogitLens.of(loaded, tokens)
     else:
         decoder = load_lens(loaded, tokens, path=None if lens == "margin" else Path(lens), fit=fit)
-    margins, lenses = prepare(loaded, decoder, domains=names, framings=chosen_framings)
+    margins, lenses = prepare(loaded, decoder, domains=names, framings=chosen_framings, root=scenarios)
     state, checkpoint = margins.readouts, folder / "readouts.safetensors"
 
     console.print(
@@ -95,9 +98,7 @@ def jlens(
     if overwrite:
         clear(folder, FILES)
     if resume and checkpoint.exists():
-        saved = Readouts.load(checkpoint, state.key)
-        for name in ("margins", "random", "own", "scale", "done"):
-            getattr(state, name).copy_(getattr(saved, name))
+        state.restore(checkpoint)
         console.print(f"resuming  {int(state.done.sum())} of {len(margins.ids)} prompts were read before")
 
     record: dict[str, Any] = {
@@ -137,7 +138,7 @@ def jlens(
     try:
         with bar:
             read_prompts(loaded, lenses, margins.ids, state, batch_size=batch, on_batch=read)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RuntimeError, MemoryError):
         state.save(checkpoint)
         write_json(folder / "run.json", record)
         typer.echo(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -21,8 +22,18 @@ def check_folder(folder: Path, *, overwrite: bool, resume: bool) -> None:
         raise KlbError("pass --overwrite or --resume, not both")
     if folder.exists() and not folder.is_dir():
         raise KlbError(f"--out {folder} is a file, not a folder")
+    check_writable(folder)
     if folder.is_dir() and any(folder.iterdir()) and not (overwrite or resume):
         raise KlbError(f"--out {folder} exists; pass --resume to continue that run or --overwrite to replace it")
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a file or folder that could not be made, before any work is done."""
+    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if existing != path and not existing.is_dir():
+        raise KlbError(f"{path} cannot be made: {existing} is a file")
+    if not os.access(existing, os.W_OK) or existing.is_relative_to("/proc"):
+        raise KlbError(f"{path} cannot be written: no permission in {existing}")
 
 
 def clear(folder: Path, names: Iterable[str]) -> None:

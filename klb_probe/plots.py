@@ -16,30 +16,40 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 _DIFFERENCES = ("#666666", "#56B4E9", "#E69F00")
 
 
+def framings_of(summary: pd.DataFrame) -> list[str]:
+    """The framings of a summary, in order."""
+    return list(dict.fromkeys(summary.loc[summary["statistic"] == "auroc", "framing"]))
+
+
 def margins_by_depth(summary: pd.DataFrame, model: str, contrast: str) -> Figure:
-    """Three rows by lens: margin by layer (one line a framing x entitlement), its contrasts, and AUROC of entitlement.
+    """By lens and layer: margin (one line a framing x entitlement), its contrasts, AUROC of entitlement, pair accuracy.
 
     Bands are 95 % bootstrap intervals over pairs; crosses at the last layer mark the model's own margin; dotted lines
-    in the last row hold 95 % of the lens's random readouts between them.
+    in the last two rows hold 95 % of the lens's random readouts between them.
     """
     lenses = list(dict.fromkeys(summary["lens"]))
-    framings = list(dict.fromkeys(summary.loc[summary["statistic"] == "auroc", "framing"]))
+    framings = framings_of(summary)
     colours = dict(zip(framings, _COLOURS * len(framings), strict=False))
-    figure = Figure(figsize=(5.6 * len(lenses) + 1, 10), layout="constrained")
-    axes = figure.subplots(3, len(lenses), squeeze=False, sharex=True, sharey="row")
+    figure = Figure(figsize=(5.6 * len(lenses) + 1, 12.5), layout="constrained")
+    axes = figure.subplots(4, len(lenses), squeeze=False, sharex=True, sharey="row")
     for column, lens in enumerate(lenses):
         table = summary[summary["lens"] == lens]
         _draw_margins(axes[0, column], table, framings, colours)
         _draw_contrasts(axes[1, column], table, colours)
-        _draw_auroc(axes[2, column], table, framings, colours)
-        axes[0, column].set_title(LENS_TITLES.get(lens, lens))
-        axes[2, column].set_xlabel("layer (output of block)")
+        _draw_score(axes[2, column], table, "auroc", framings, colours)
+        _draw_score(axes[3, column], table, "pair_accuracy", framings, colours)
+        axes[0, column].set_title(LENS_TITLES[lens])
+        axes[3, column].set_xlabel("layer (output of block)")
     axes[0, 0].set_ylabel("yes-minus-no margin (logits)")
     axes[1, 0].set_ylabel("contrast of margins (logits)")
     axes[2, 0].set_ylabel("AUROC of entitlement")
+    axes[3, 0].set_ylabel("pairs with owed above its twin")
     for row in axes:
         row[0].legend(fontsize=8, frameon=False)
-    counts = summary.loc[summary["statistic"] == "auroc"].iloc[0]
+    scores = summary[summary["statistic"] == "auroc"]
+    for row in (2, 3):
+        axes[row, 0].set_ylim(0, 1)
+    counts = scores.iloc[0]
     figure.suptitle(
         f"{model}: {contrast}\n{counts['n_pairs']} pairs of a case and its twin, {counts['n']} prompts a framing; "
         "bands: 95 % bootstrap over pairs",
@@ -53,7 +63,7 @@ def _draw_margins(axis: Axes, table: pd.DataFrame, framings: list[str], colours:
     for framing in framings:
         for entitled, style in ((True, "-"), (False, "--")):
             line = means[(means["framing"] == framing) & (means["entitled"] == entitled)]
-            _draw_line(axis, line, colours[framing], f"{framing}, {_owed(entitled)}", style)
+            _draw_line(axis, line, colours[framing], f"{framing}, {owed_words(entitled)}", style)
             last = line.iloc[-1]
             own = "model's own margin" if (framing, entitled) == (framings[-1], False) else None
             axis.plot(last["layer"], last["value"], "x", color="black", ms=7, label=own, zorder=5)
@@ -67,19 +77,18 @@ def _draw_contrasts(axis: Axes, table: pd.DataFrame, colours: dict[str, str]) ->
     for number, (name, lines) in enumerate(moved.groupby("framing", sort=False)):
         for entitled, style in ((True, "-."), (False, ":")):
             line = lines[lines["entitled"] == entitled]
-            _draw_line(axis, line, _DIFFERENCES[number % len(_DIFFERENCES)], f"{name}, {_owed(entitled)}", style)
+            _draw_line(axis, line, _DIFFERENCES[number % len(_DIFFERENCES)], f"{name}, {owed_words(entitled)}", style)
     axis.axhline(0, color="black", lw=0.6)
 
 
-def _draw_auroc(axis: Axes, table: pd.DataFrame, framings: list[str], colours: dict[str, str]) -> None:
-    scores = table[table["statistic"] == "auroc"]
+def _draw_score(axis: Axes, table: pd.DataFrame, statistic: str, framings: list[str], colours: dict[str, str]) -> None:
+    scores = table[table["statistic"] == statistic]
     for framing in framings:
         line = scores[scores["framing"] == framing]
         for edge, label in ((line["null_q95"], f"95 % of random readouts, {framing}"), (1 - line["null_q95"], None)):
             axis.plot(line["layer"], edge, ":", color=colours[framing], lw=1, label=label)
         _draw_line(axis, line, colours[framing], framing)
     axis.axhline(0.5, color="black", lw=0.6)
-    axis.set_ylim(0, 1)
 
 
 def _draw_line(axis: Axes, line: pd.DataFrame, colour: str, label: str, style: str = "-") -> None:
@@ -87,5 +96,6 @@ def _draw_line(axis: Axes, line: pd.DataFrame, colour: str, label: str, style: s
     axis.fill_between(line["layer"], line["low"], line["high"], color=colour, alpha=0.15, lw=0)
 
 
-def _owed(entitled: bool) -> str:
+def owed_words(entitled: bool) -> str:
+    """How an entitlement is named in figures and tables."""
     return "owed" if entitled else "not owed"

@@ -13,7 +13,7 @@ def smollm():
     """The default model, for real."""
     from klb_probe.models.load import load_model
 
-    return load_model()
+    return load_model(device="cpu")
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from tiny import LAYERS, tiny_hf_model, tiny_model
@@ -9,7 +11,21 @@ from tiny import LAYERS, tiny_hf_model, tiny_model
 from klb_probe.errors import KlbError
 from klb_probe.models.load import from_model
 
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "qwen3_5", "olmo", "olmo2", "gemma2", "gemma3", "gpt2", "gpt_neox"]
+FAMILIES = [
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3_5",
+    "olmo",
+    "olmo2",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "gemma3_wrapper",
+    "gpt2",
+    "gpt_neox",
+]
 
 
 def ids_of(length: int, seed: int = 0) -> list[int]:
@@ -167,7 +183,7 @@ def test_transformer_lens_reads_the_same_residuals(smollm):
     from transformer_lens.model_bridge import TransformerBridge
 
     ids = smollm.chat.encode("You are a clerk.", "Is the refund owed?")
-    bridge = TransformerBridge.boot_transformers("SmolLM2", hf_model=smollm.model, tokenizer=smollm.tokenizer)
+    bridge = TransformerBridge.boot_transformers("SmolLM2", hf_model=copy.deepcopy(smollm.model), tokenizer=smollm.tokenizer)
     names = [f"blocks.{layer}.hook_out" for layer in range(smollm.n_layers)]
     _, cache = bridge.run_with_cache(torch.tensor([ids]), names_filter=lambda name: name in names)
     theirs = torch.stack([cache[name][0] for name in names])
@@ -179,7 +195,7 @@ def test_nnsight_reads_the_same_residuals(smollm):
     from nnsight import LanguageModel
 
     ids = smollm.chat.encode("You are a clerk.", "Is the refund owed?")
-    wrapped = LanguageModel(smollm.model, tokenizer=smollm.tokenizer)
+    wrapped = LanguageModel(copy.deepcopy(smollm.model), tokenizer=smollm.tokenizer)
     with wrapped.trace(torch.tensor([ids])):
         theirs = wrapped.model.layers[11].output.save()
     theirs = theirs if torch.is_tensor(theirs) else theirs[0]

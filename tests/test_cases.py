@@ -41,7 +41,7 @@ def airline_owed(record):
     changed = record["route"] != "as_booked" or not record["cabin_kept"]  # rule 3
     if record["airline_cancelled"] or retimed or changed:  # rule 1
         return True
-    return record["ticket"] == "refundable" and record["decision"] == "declined"  # rule 8
+    return record["ticket"] == "refundable" and record["decision"] in ("declined", "unanswered")  # rules 6, 8
 
 
 def deposit_owed(record):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import contextmanager
 
 import pytest
@@ -46,13 +47,20 @@ class MixingToy:
         yield [kept[layer] for layer in layers], kept[target_layer]
 
     def closed_form(self, layer: int, target_layer: int, skip: int) -> torch.Tensor:
-        """mean over valid p of the sum over valid p' of d target[p'] / d source[p], as one product of Kronecker sums."""
+        """Mean over valid p of the sum over valid p' of d target[p'] / d source[p]."""
+        return self.transport(layer, target_layer)[skip:-1, :, skip:-1].sum(0).mean(1)
+
+    def diagonal(self, layer: int, target_layer: int, skip: int) -> torch.Tensor:
+        """What is left of it when only p' = p counts."""
+        return self.transport(layer, target_layer).diagonal(dim1=0, dim2=2)[:, :, skip:-1].mean(-1)
+
+    def transport(self, layer: int, target_layer: int) -> torch.Tensor:
+        """d target[p'] / d source[p] as ``[p', out, p, in]``: one product of Kronecker sums."""
         size = self.length * self.d_model
         transport = torch.eye(size, dtype=torch.float64)
         for block in range(layer + 1, target_layer + 1):
             transport = (torch.eye(size) + torch.kron(self.mixing[block], self.weights[block].T.contiguous())) @ transport
-        whole = transport.reshape(self.length, self.d_model, self.length, self.d_model)
-        return whole[skip:-1, :, skip:-1].sum(0).mean(1)
+        return transport.reshape(self.length, self.d_model, self.length, self.d_model)
 
 
 @pytest.mark.parametrize("target_layer", [3, 2])
@@ -65,8 +73,8 @@ def test_rows_equal_the_closed_form_of_a_model_that_mixes_positions(target_layer
     for layer in layers:
         expected = rows @ toy.closed_form(layer, target_layer, skip)
         torch.testing.assert_close(found[layer], expected, atol=1e-12, rtol=1e-10)
-        # The toy would not notice a diagonal estimator if positions did not matter.
-        assert (toy.closed_form(layer, target_layer, skip) - toy.closed_form(layer, target_layer, 0)).abs().max() > 1e-3
+        # Positions matter here: an estimator that kept only p' = p would be far off.
+        assert (toy.closed_form(layer, target_layer, skip) - toy.diagonal(layer, target_layer, skip)).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -141,7 +149,7 @@ def test_rows_equal_transformer_lenss_own_jacobian_lens_on_the_default_model(smo
     from transformer_lens.tools.analysis.jacobian_lens import JacobianLens
 
     ids, layers, last = ids_of(32), [27, 28], smollm.n_layers - 1
-    bridge = TransformerBridge.boot_transformers("SmolLM2", hf_model=smollm.model, tokenizer=smollm.tokenizer)
+    bridge = TransformerBridge.boot_transformers("SmolLM2", hf_model=copy.deepcopy(smollm.model), tokenizer=smollm.tokenizer)
     bridge.to_tokens = lambda _prompt: torch.tensor([ids])  # ids, not text: its tokenizer call would add a BOS
     theirs = JacobianLens.fit(bridge, ["any"], corpus="test", source_layers=layers, dim_batch=64, show_progress=False)
     rows = cotangent_rows(smollm.token_readout(yes_no.token_ids), FitOptions())
@@ -170,6 +178,21 @@ def test_margins_have_the_full_lenss_numerator_and_sign_at_every_layer_of_the_de
     clear = exact.abs() > 1e-3 * exact.abs().max()
     assert torch.equal(ours.sign()[clear], exact.sign()[clear])
     assert torch.corrcoef(torch.stack([ours.flatten(), exact.flatten()]))[0, 1] >= 0.99
+
+
+def test_random_readouts_are_the_sketch_of_the_transported_residual_over_its_rms():
+    model = tiny_model("llama")
+    contrast = TokenContrast(((("a", 11), ("b", 22)),))
+    lens = fit_margin_lens(model, Corpus((tuple(ids_of(24)),), "t", "never", 24), contrast, FitOptions(skip_first=4, k=8))
+    full, sketch = full_jacobian(model, ids_of(24), 4, LAYERS - 1), gaussian_rows(8, WIDTH, 0)
+    residual = torch.randn(6, WIDTH)
+    for layer in range(LAYERS - 1):
+        readings = residual @ full[layer].T @ sketch.T
+        scale = (readings.square().sum(-1) / WIDTH + lens.readout.eps).sqrt()
+        torch.testing.assert_close(lens.decode(residual, layer).random, readings / scale[:, None], atol=1e-4, rtol=1e-3)
+    rms = residual.square().mean(-1, keepdim=True).sqrt()
+    twin = LogitLens.of(model, contrast, k=8).decode(residual, 0).random
+    torch.testing.assert_close(twin, residual @ sketch.T / rms, atol=1e-3, rtol=1e-3)
 
 
 def test_the_default_models_last_block_is_the_logit_lens(smollm, yes_no):

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file
 from sklearn.metrics import roc_auc_score
 from tiny import LAYERS, default_tokenizer, tiny_hf_model
 
 from klb_probe import cli
+from klb_probe.cases.load import load_domains
 from klb_probe.lens.library import load_lens
+from klb_probe.paths import data_dir
+from klb_probe.plots import margins_by_depth
+from klb_probe.signals import report
 from klb_probe.signals.margins import eligibility_margins
 
 
@@ -94,6 +103,120 @@ def test_the_summary_follows_from_the_margins(run):
     assert len(moved) == 2 * 2 * LAYERS
 
 
+def test_pair_accuracy_and_nulls_follow_from_the_raw_readouts(run):
+    """Counted here prompt by prompt, from the files, for one framing."""
+    margins, summary = pd.read_csv(run / "margins.csv"), pd.read_csv(run / "summary.csv")
+    raw = load_file(run / "readouts.safetensors")
+    prompts = margins[(margins["lens"] == "margin") & (margins["layer"] == 0)].reset_index(drop=True)
+    for number, lens in enumerate(("margin", "logit")):
+        for layer in range(LAYERS):
+            chosen = prompts[prompts["framing"] == "deny"]
+            here = summary[(summary["lens"] == lens) & (summary["layer"] == layer) & (summary["framing"] == "deny")]
+            random = raw["random"][:, number, layer].numpy()
+            folded = [
+                max(a, 1 - a) for a in (roc_auc_score(chosen["entitled"], random[chosen.index, row]) for row in range(32))
+            ]
+            rank = 0.95 * 33  # the 31.35th of 32 in order
+            expected = sorted(folded)[30] + (rank - 31) * (sorted(folded)[31] - sorted(folded)[30])
+            assert here[here["statistic"] == "auroc"]["null_q95"].item() == pytest.approx(expected, abs=1e-5)
+            own, null = [], []
+            for _, twins in chosen.groupby(["pair", "paraphrase"]):
+                owed, other = twins.index[twins["entitled"]].item(), twins.index[~twins["entitled"]].item()
+                own.append(float(raw["margins"][owed, number, layer] > raw["margins"][other, number, layer]))
+                null.append(random[owed] > random[other])
+            row = here[here["statistic"] == "pair_accuracy"].iloc[0]
+            assert row["value"] == pytest.approx(sum(own) / len(own), abs=1e-5)
+            assert (row["n"], row["n_pairs"]) == (42, 14)
+            shares = sorted(np.maximum(share := np.mean(null, axis=0), 1 - share))
+            assert row["null_q95"] == pytest.approx(shares[30] + (rank - 31) * (shares[31] - shares[30]), abs=1e-5)
+
+
+def test_the_sentence_counts_what_the_summary_holds(run):
+    summary = pd.read_csv(run / "summary.csv", dtype={"entitled": "boolean"})
+    pairs = (summary["lens"] == "margin") & (summary["statistic"] == "pair_accuracy") & (summary["layer"] < LAYERS - 1)
+    summary.loc[pairs, "value"], summary.loc[pairs, "null_q95"] = 0.5, 0.6
+    summary.loc[pairs & (summary["framing"] == "deny") & (summary["layer"] == 1), "value"] = 0.35
+    summary.loc[pairs & (summary["framing"] == "deny") & (summary["layer"] == 2), "value"] = 0.61
+    sentence = report.what_it_shows(summary, "m")
+    assert "0 of 3 layers under honest, 2 of 3 layers under deny" in sentence
+    last = summary[(summary["layer"] == LAYERS - 1) & (summary["statistic"] == "auroc") & (summary["lens"] == "margin")]
+    assert f"{last.iloc[0]['value']:.2f} [{last.iloc[0]['low']:.2f}, {last.iloc[0]['high']:.2f}]" in sentence
+
+
+def test_the_figure_draws_what_the_summary_holds(run):
+    summary = pd.read_csv(run / "summary.csv", dtype={"entitled": "boolean"})
+    figure = margins_by_depth(summary, "m", "c")
+    assert len(figure.axes) == 8
+    upper = figure.axes[0]
+    drawn = {line.get_label(): line.get_ydata() for line in upper.get_lines()}
+    means = summary[(summary["lens"] == "margin") & (summary["statistic"] == "mean_margin") & (summary["framing"] == "deny")]
+    np.testing.assert_allclose(drawn["deny, not owed"], means[~means["entitled"]]["value"])
+    assert all(axis.get_ylabel() for axis in figure.axes[::2])
+    nulls = [line for line in figure.axes[4].get_lines() if "random readouts" in str(line.get_label())]
+    assert len(nulls) == 2
+
+
+def test_a_saved_run_is_drawn_again_by_the_analysis(run, tmp_path):
+    script = Path(__file__).parents[1] / "analyses" / "eligibility_margins.py"
+    figure = tmp_path / "again.png"
+    done = subprocess.run([sys.executable, script, "--run", run, "--out", figure], capture_output=True, text=True, check=True)
+    assert "Does not show" in done.stdout
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_scenarios_folder_of_ones_own_is_read_and_its_mistakes_are_placed(folder, lens_file, tmp_path, capsys):
+    own = tmp_path / "scenarios"
+    shutil.copytree(data_dir("scenarios"), own)
+    shutil.rmtree(own / "domains" / "deposit")
+    (own / "domains" / "airline").rename(own / "domains" / "ferry")
+    for name in ("policy.yaml", "cases.yaml"):
+        path = own / "domains" / "ferry" / name
+        path.write_text(path.read_text().replace("domain: airline", "domain: ferry").replace("id: airline/", "id: ferry/"))
+    command = ("jlens", "--model", folder, "--lens", lens_file, "--framings", "honest", "--scenarios", own)
+    assert klb(*command, "--out", tmp_path / "out") == 0
+    assert set(pd.read_csv(tmp_path / "out" / "margins.csv")["domain"]) == {"ferry"}
+    cases = own / "domains" / "ferry" / "cases.yaml"
+    cases.write_text(cases.read_text().replace("kind: owed", "kind: calibration", 1))
+    capsys.readouterr()
+    assert klb(*command, "--out", tmp_path / "bad") == 2
+    error = capsys.readouterr().err
+    assert str(cases) in error
+    assert "entitled" in error
+    assert not (tmp_path / "bad").exists()
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_any_work(folder, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "x", "/proc/x"):
+        assert klb("jlens", "--model", folder, "--lens", "logit", "--out", out) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert klb("fit", "--model", folder, "--out", tmp_path) == 2
+    assert "is a folder" in capsys.readouterr().err
+
+
+def test_a_framing_named_twice_counts_once(folder, lens_file, tmp_path):
+    out = tmp_path / "out"
+    command = ("jlens", "--model", folder, "--lens", lens_file, "--domains", "airline,airline", "--framings", "deny,deny")
+    assert klb(*command, "--out", out) == 0
+    assert json.loads((out / "run.json").read_text())["counts"]["prompts"] == 28 * 3
+
+
+def test_the_notebook_runs_top_to_bottom(monkeypatch, smollm):
+    """On two cases, so that it takes seconds: every code cell, in order, through the public API."""
+    import klb_probe
+
+    notebook = json.loads((Path(__file__).parents[1] / "notebooks" / "01_layer_margins.ipynb").read_text())
+    domains = [replace(domain, cases=domain.cases[:2]) for domain in load_domains(["deposit"])]
+    monkeypatch.setattr("klb_probe.signals.margins.load_domains", lambda *_: domains)
+    monkeypatch.setattr(klb_probe, "load_model", lambda _name: smollm, raising=False)
+    names: dict = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), "notebook", "exec"), names)
+    assert len(names["margins"].prompts) == 12
+    assert names["pair"]["scenario"].nunique() == 2
+
+
 def test_the_run_record_says_what_was_used(run, lens_file):
     record = json.loads((run / "run.json").read_text())
     assert record["complete"] is True
@@ -109,7 +232,15 @@ def test_the_tables_name_n_and_both_sentences_are_there(run, folder, lens_file, 
     assert klb("jlens", "--model", folder, "--lens", lens_file, "--domains", "airline", "--out", run, "--resume") == 0
     printed = capsys.readouterr().out
     assert "resuming  168 of 168" in printed
-    for words in ("honest", "deny", "not owed", "n=84 (14 pairs)", "Shows:", "Does not show: belief or intent", "= own"):
+    for words in (
+        "honest",
+        "deny",
+        "not owed",
+        "n = 84 prompts, 14 pairs",
+        "Shows:",
+        "Does not show: belief or intent",
+        "= own",
+    ):
         assert words in printed
 
 
@@ -204,8 +335,6 @@ def test_a_mistake_is_one_line_exit_2_and_nothing_written(folder, tmp_path, caps
 
 
 def test_a_lens_of_another_model_is_refused_by_name(folder, lens_file, tmp_path, capsys):
-    from klb_probe.paths import data_dir
-
     shipped = next(data_dir("lenses").glob("smollm2-135m*"))
     assert klb("jlens", "--model", folder, "--lens", shipped, "--out", tmp_path / "out") == 2
     error = capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 import transformers as hf
-from tiny import LAYERS, VOCAB, WIDTH, default_tokenizer, tiny_model
+from tiny import LAYERS, VOCAB, WIDTH, default_tokenizer, tiny_hf_model, tiny_model
 
 from klb_probe.errors import KlbError
 from klb_probe.lens.contrast import TokenContrast
@@ -123,10 +123,10 @@ def test_other_weights_are_refused(path, contrast):
 
 
 def test_one_changed_tensor_is_other_weights(path, contrast):
-    changed = tiny_model("llama")
+    changed = tiny_hf_model("llama")
     with torch.no_grad():
-        changed.model.model.layers[2].mlp.down_proj.weight.mul_(1.1)
-    assert "weights" in refused(path, changed, contrast)
+        changed.model.layers[2].mlp.down_proj.weight.mul_(1.1)
+    assert "weights" in refused(path, from_model(changed, tiny_model("llama").tokenizer), contrast)
 
 
 def test_another_width_is_refused(path, contrast):

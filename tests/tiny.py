@@ -35,8 +35,13 @@ def config(family: str) -> hf.PretrainedConfig:
         "qwen3": lambda: hf.Qwen3Config(**_COMMON, head_dim=4),
         "olmo": lambda: hf.OlmoConfig(**_COMMON),
         "olmo2": lambda: hf.Olmo2Config(**_COMMON),
+        "gemma": lambda: hf.GemmaConfig(**_COMMON, head_dim=4),
         "gemma2": lambda: hf.Gemma2Config(**_GEMMA, final_logit_softcapping=3.0),
         "gemma3": lambda: hf.Gemma3TextConfig(**_GEMMA),
+        "gemma3_wrapper": lambda: hf.Gemma3Config(
+            text_config=_GEMMA,
+            vision_config={"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
+        ),
         "gpt2": lambda: hf.GPT2Config(
             n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, vocab_size=VOCAB, n_positions=2048, bos_token_id=1, eos_token_id=2
         ),

@@ -77,7 +77,7 @@ def load_domains(names: Iterable[str] | None = None, root: Path | None = None) -
     """
     folder = (root or data_dir("scenarios")) / "domains"
     known = sorted(path.parent.name for path in folder.glob("*/policy.yaml"))
-    wanted = list(names) if names is not None else known
+    wanted = list(dict.fromkeys(names)) if names is not None else known
     if unknown := [name for name in wanted if name not in known]:
         raise KlbError(f"unknown domain {', '.join(unknown)}; known: {', '.join(known) or f'none in {folder}'}")
     return [_load_domain(folder / name) for name in wanted]

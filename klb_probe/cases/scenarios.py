@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import jinja2
 
@@ -35,10 +36,10 @@ class Scenario:
     user: str
 
 
-def eligibility_scenarios(domains: Iterable[Domain], framings: Iterable[str]) -> list[Scenario]:
-    """Every situation of every domain under every paraphrase of the named framings, framings varying slowest."""
-    library = load_framings()
-    wanted = list(framings)
+def eligibility_scenarios(domains: Iterable[Domain], framings: Iterable[str], root: Path | None = None) -> list[Scenario]:
+    """Every situation of every domain under every paraphrase of the named framings (of a scenarios folder)."""
+    library = load_framings(root)
+    wanted = list(dict.fromkeys(framings))
     if unknown := [name for name in wanted if name not in library]:
         raise KlbError(f"unknown framing {', '.join(unknown)}; known: {', '.join(library)}")
     scenarios = []

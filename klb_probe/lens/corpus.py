@@ -20,6 +20,7 @@ _OPENERS = (
     "The city of", "Most", "One of the", "Farmers", "Your", "What is", "Some", "At the end of",
 )  # fmt: skip
 _SAMPLE_BATCH = 16
+_LONGEST_OPENER = 8
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ def sampled_corpus(
     Args:
         progress: Called with the number of prompts just sampled.
     """
+    if max_tokens < _LONGEST_OPENER:
+        raise KlbError(f"sampled prompts need at least {_LONGEST_OPENER} tokens, not {max_tokens}")
     openers = [_OPENERS[i % len(_OPENERS)] for i in range(n)]
     random.Random(seed).shuffle(openers)
     starts = [encode_text(model.tokenizer, opener, bos) or automatic_prefix(model.tokenizer) for opener in openers]

@@ -7,7 +7,7 @@ source positions of a prompt, then over prompts. Valid are all positions but the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,7 +40,7 @@ class FitOptions:
     k: int = 32
     seed: int = 0
     skip_first: int = 16
-    batch: int = 34
+    batch: int = 17
 
     def target_layer(self, n_layers: int) -> int:
         """Index of the target block."""
@@ -112,7 +112,7 @@ def fit_margin_lens(
     options: FitOptions = FitOptions(),
     *,
     command: str = "",
-    progress: Iterable | None = None,
+    on_prompt: Callable[[], None] = lambda: None,
 ) -> MarginLens:
     """Fit a margin lens on a corpus, all layers at once.
 
@@ -122,7 +122,7 @@ def fit_margin_lens(
         contrast: The tokens whose rows are wanted.
         options: See :class:`FitOptions`.
         command: What to record as the way to make this lens again.
-        progress: A wrapper of the prompts that shows progress (such as a tqdm bar over ``corpus.prompts``).
+        on_prompt: Called after each prompt.
     """
     target_layer = options.target_layer(model.n_layers)
     layers = list(range(target_layer))
@@ -132,13 +132,15 @@ def fit_margin_lens(
     rows = cotangent_rows(readout, options)
     total = torch.zeros(len(layers), len(rows), model.d_model)
     used = 0
-    for ids in progress if progress is not None else corpus.prompts:
+    for ids in corpus.prompts:
         if len(ids) <= options.skip_first + 1:
+            on_prompt()
             continue
         total += prompt_rows(
             model, ids, rows, layers, target_layer=target_layer, skip_first=options.skip_first, batch=options.batch
         )
         used += 1
+        on_prompt()
     if not used:
         raise KlbError(f"every prompt has {options.skip_first + 1} tokens or fewer: nothing to fit on")
     mean = total / used

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from tqdm.auto import tqdm
 
 from klb_probe.errors import KlbError
 from klb_probe.lens.contrast import TokenContrast
-from klb_probe.lens.corpus import Corpus, file_corpus, sampled_corpus
+from klb_probe.lens.corpus import file_corpus, sampled_corpus
 from klb_probe.lens.fitting import FitOptions, fit_margin_lens
 from klb_probe.lens.margin import MarginLens
 from klb_probe.lens.store import cached_lens_path, find_lens, open_lens, save_lens
@@ -79,22 +78,37 @@ def fit_with_progress(
         raise KlbError(f"unknown BOS policy {bos!r}; one of auto, always, never")
     options.target_layer(model.n_layers)
     if corpus == "sampled":
-        with tqdm(total=n, desc="sampling text", unit="prompt", disable=None) as bar:
-            prompts = sampled_corpus(model, n=n, max_tokens=max_tokens, seed=options.seed, bos=bos, progress=bar.update)
+        with _Pace("sampling text", n, limit_seconds, model.name) as pace:
+            prompts = sampled_corpus(model, n=n, max_tokens=max_tokens, seed=options.seed, bos=bos, progress=pace.done)
     else:
         prompts = file_corpus(model, Path(corpus), n=n, max_tokens=max_tokens, bos=bos)
-    bar = tqdm(prompts.prompts, desc="fitting lens", unit="prompt", disable=None)
-    watched = bar if limit_seconds is None else _limited(bar, prompts, limit_seconds, model.name)
-    return fit_margin_lens(model, prompts, contrast, options, command=command, progress=watched)
+    with _Pace("fitting lens", len(prompts.prompts), limit_seconds, model.name) as pace:
+        return fit_margin_lens(model, prompts, contrast, options, command=command, on_prompt=pace.done)
 
 
-def _limited(bar: Iterator[tuple[int, ...]], corpus: Corpus, limit: float, name: str) -> Iterator[tuple[int, ...]]:
-    start = time.monotonic()
-    for done, prompt in enumerate(bar):
-        expected = (time.monotonic() - start) * len(corpus.prompts)
-        if done == 1 and expected > limit:
+class _Pace:
+    """A bar over prompts that stops the work when its first step shows it would take too long."""
+
+    def __init__(self, what: str, total: int, limit: float | None, name: str) -> None:
+        self.bar = tqdm(total=total, desc=what, unit="prompt", disable=None)
+        self.total, self.limit, self.name = total, limit, name
+        self.start = time.monotonic()
+
+    def __enter__(self) -> _Pace:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+    def done(self, count: int = 1) -> None:
+        """Count prompts done; KlbError after the first step if all of them would take longer than the limit."""
+        self.bar.update(count)
+        if self.limit is None:
+            return
+        expected, limit = (time.monotonic() - self.start) * self.total / count, self.limit
+        self.limit = None
+        if expected > limit:
             raise KlbError(
-                f"a lens for {name} would take about {expected / 60:.0f} min to fit here; start it with --fit, "
-                "pass a lens file with --lens, or read the logit lens with --lens logit"
+                f"a lens for {self.name} would take {max(1, expected / 60):.0f} min or more to fit here; start it with "
+                "--fit, pass a lens file with --lens, or read the logit lens with --lens logit"
             )
-        yield prompt

@@ -4,9 +4,9 @@ The Jacobian lens (Gurnee, Sofroniew, Lindsey et al. 2026; reference code anthro
 of block l as ``unembed(J_l h)``, ``J_l = E[d h_final / d h_l]``. A yes-minus-no margin needs only
 
 * one row a contrast token, ``r = J_l^T v`` with ``v`` the token's head row folded with the final norm's gain, which gives
-  the margin's numerator (and so its sign) exactly, and
+  the margin's numerator exactly (and so its sign, for an RMS final norm, one pair and no biases), and
 * the norm of ``J_l h``, a positive scale, estimated from ``k`` random rows ``S J_l``: ``|S J_l h| ~ |J_l h|`` with a
-  relative error of about ``1 / sqrt(2 k)`` that all readouts of a layer share.
+  relative error of about ``1 / sqrt(2 k)`` that all readouts of a layer share (no interval printed here holds it).
 
 The sketch rows are also k random readouts of the same transported residual: a null for any statistic of the margin.
 """

@@ -32,7 +32,8 @@ def dequantised_folder(gguf: Path, expected_sha256: str | None = None) -> tuple[
     root.mkdir(parents=True, exist_ok=True)
     with FileLock(root / f"{sha256[:24]}.lock"):
         if not folder.is_dir():
-            log.info("reading %s once into %s (about 20 s; later loads take 1 s)", gguf.name, folder)
+            size = gguf.stat().st_size / 1e9
+            log.info("dequantising %s (%.1f GB) once into %s; later loads read that", gguf.name, size, folder)
             partial = Path(tempfile.mkdtemp(prefix=f".{sha256[:8]}-", dir=root))
             try:
                 _dequantise(gguf, partial)

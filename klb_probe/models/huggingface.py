@@ -6,7 +6,6 @@ import hashlib
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -42,6 +41,7 @@ class HuggingFaceModel:
         self.layout = resolve_layout(model, hook_map)
         self.chat = probe_chat_format(tokenizer)
         self.n_layers = len(self.layout.blocks)
+        self.fingerprint = self._fingerprint()
         self.vocab_size, self.d_model = self.layout.unembed.weight.shape
         # transformers 5.2x renames the argument family by family.
         self._cache_argument = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
@@ -55,9 +55,8 @@ class HuggingFaceModel:
     def device(self) -> torch.device:
         return self.model.get_input_embeddings().weight.device
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """A hash of a strided sample of every weight tensor, rounded to bfloat16 so that it survives a change of dtype."""
+    def _fingerprint(self) -> str:
+        """A hash of a strided sample of every weight tensor, in bfloat16: the same for float32 and bfloat16 copies."""
         digest = hashlib.sha256()
         for name, tensor in sorted(self.model.state_dict().items()):
             flat = tensor.detach().reshape(-1)

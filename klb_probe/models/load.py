@@ -55,6 +55,8 @@ def load_model(
     else:
         folder = source.folder
     where: str = str(folder or source.hub)
+    if revision and not source.hub:
+        raise KlbError(f"--revision pins a hub repository; {name} is read from {where}")
     # Code from a repository is never run.
     pinned: dict[str, Any] = {"trust_remote_code": False}
     if source.hub and revision:
@@ -62,8 +64,10 @@ def load_model(
     with _quiet(), _explained(source):
         config = AutoConfig.from_pretrained(where, **pinned)
         _check_causal(config, name)
+        # Straight to the device: the weights of a large model need not fit the host's memory first.
+        placement = {} if place.type == "cpu" else {"device_map": {"": place}}
         model, loading = AutoModelForCausalLM.from_pretrained(
-            where, config=config, dtype=_dtype(dtype, source, place), output_loading_info=True, **pinned
+            where, config=config, dtype=_dtype(dtype, source, place), output_loading_info=True, **placement, **pinned
         )
         tokenizer = AutoTokenizer.from_pretrained(where, **pinned)
     if missing := sorted(loading["missing_keys"]):  # transformers would fill them with random numbers
@@ -75,7 +79,7 @@ def load_model(
         "folder": str(source.folder) if source.folder else None,
         "gguf_sha256": sha256,
     }
-    return from_model(model.to(place), tokenizer, name=source.name, identity=identity, hooks=hooks)
+    return from_model(model, tokenizer, name=source.name, identity=identity, hooks=hooks)
 
 
 def from_model(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from klb_probe.cases.scenarios import Scenario, eligibility_scenarios
 from klb_probe.lens.margin import Lens, LogitLens, MarginLens
 from klb_probe.models.residual_model import ResidualModel
 from klb_probe.signals.readout import Readouts, read_prompts, readout_key
-from klb_probe.signals.statistics import Estimate, PairBootstrap, null_quantile
+from klb_probe.signals.statistics import Estimate, PairBootstrap, folded_quantile, null_quantile
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,7 +86,9 @@ class Margins:
         Columns: lens, layer, statistic, framing, entitled, value, low, high, n, n_pairs, null_q95.
         Statistics: ``mean_margin``; ``entitlement_contrast`` (owed minus not owed, within a framing);
         ``framing_contrast`` (the first framing minus another, owed and not owed apart); ``auroc`` of the margin for
-        entitlement, with ``null_q95``, the 95th percentile of folded AUROC over the lens's random readouts.
+        entitlement, all owed prompts against all others; ``pair_accuracy``, the share of pairs (at the same paraphrase)
+        whose owed side has the higher margin, which offsets between domains and wordings cannot blur. The last two have
+        ``null_q95``, the 95th percentile of the folded statistic over the lens's random readouts.
         """
         entitled, framing = self._labels["entitled"].to_numpy(), self._labels["framing"].to_numpy()
         bootstrap = PairBootstrap(self._labels["pair"].to_numpy(), seed=seed)
@@ -109,6 +112,10 @@ class Margins:
                 )
                 estimate = bootstrap.auroc(values, here, entitled)
                 add("auroc", name, None, estimate, null_q95=null_quantile(random[here], entitled[here]))
+                owed, twins = self._twins(here)
+                estimate = bootstrap.mean(_wins(values, owed, twins), np.isin(np.arange(len(values)), owed))
+                null = folded_quantile(_wins(random, owed, twins)[owed].mean(0))
+                add("pair_accuracy", name, None, estimate, null_q95=null)
             first, *others = self.framings
             for other in others:
                 for label in (True, False):
@@ -116,11 +123,24 @@ class Margins:
                     add("framing_contrast", f"{first} minus {other}", label, bootstrap.difference(values, *chosen))
         return pd.concat(rows, ignore_index=True)
 
+    def _twins(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Indices of the chosen owed prompts, and of the same pair's not-owed prompt at the same paraphrase."""
+        labels = self._labels[chosen].reset_index(names="index")
+        sides = labels.pivot(index=["pair", "paraphrase"], columns="entitled", values="index")
+        return sides[True].to_numpy(), sides[False].to_numpy()
+
     def plot(self, summary: pd.DataFrame | None = None) -> Figure:
         """Margins and AUROC by depth; see :func:`klb_probe.plots.margins_by_depth`."""
         from klb_probe.plots import margins_by_depth
 
         return margins_by_depth(self.summary() if summary is None else summary, self.model_name, self.contrast)
+
+
+def _wins(values: np.ndarray, owed: np.ndarray, twins: np.ndarray) -> np.ndarray:
+    """1 where an owed prompt exceeds its twin, 0 where not, half for ties, in the owed prompt's row ``[prompt, ...]``."""
+    wins = np.full(values.shape, np.nan)
+    wins[owed] = np.heaviside(values[owed] - values[twins], 0.5)
+    return wins
 
 
 def _table(
@@ -154,9 +174,10 @@ def prepare(
     *,
     domains: Iterable[str] | None = None,
     framings: Iterable[str] = DEFAULT_FRAMINGS,
+    root: Path | None = None,
 ) -> tuple[Margins, list[Lens]]:
     """Scenarios as ids with empty readouts, and the lenses to read them with: the given one and its logit-lens twin."""
-    scenarios = eligibility_scenarios(load_domains(domains), framings)
+    scenarios = eligibility_scenarios(load_domains(domains, root), framings, root)
     ids = [model.chat.encode(scenario.system, scenario.user) for scenario in scenarios]
     if isinstance(lens, MarginLens):
         k, seed = lens.metadata.k, lens.metadata.seed
@@ -176,6 +197,7 @@ def eligibility_margins(
     *,
     domains: Iterable[str] | None = None,
     framings: Iterable[str] = DEFAULT_FRAMINGS,
+    root: Path | None = None,
     batch_size: int = 8,
     on_batch: Callable[[int], None] = lambda _: None,
 ) -> Margins:
@@ -186,9 +208,10 @@ def eligibility_margins(
         lens: A margin lens (its logit-lens twin is read beside it) or a logit lens.
         domains: Names of domains.
         framings: Names of framings; contrasts are against the first.
+        root: A scenarios folder to use instead of the project's.
         batch_size: Most prompts in one forward pass.
         on_batch: Called with the number of prompts just read.
     """
-    margins, lenses = prepare(model, lens, domains=domains, framings=framings)
+    margins, lenses = prepare(model, lens, domains=domains, framings=framings, root=root)
     read_prompts(model, lenses, margins.ids, margins.readouts, batch_size=batch_size, on_batch=on_batch)
     return margins

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -39,6 +40,8 @@ class Readouts:
     done: Tensor
     key: str
 
+    _TENSORS: ClassVar[tuple[str, ...]] = ("margins", "random", "own", "scale", "done")
+
     @classmethod
     def empty(cls, n_prompts: int, n_lenses: int, n_layers: int, k: int, key: str) -> Readouts:
         """Nothing read yet."""
@@ -53,22 +56,18 @@ class Readouts:
 
     def save(self, path: Path) -> None:
         """Write all of it in one rename."""
-        tensors = {name: getattr(self, name) for name in ("margins", "random", "own", "scale", "done")}
-        write_safetensors(path, tensors, {"key": self.key})
+        write_safetensors(path, {name: getattr(self, name) for name in self._TENSORS}, {"key": self.key})
 
-    @classmethod
-    def load(cls, path: Path, key: str) -> Readouts:
-        """Read what an earlier run left; KlbError when it read other prompts, or with another model or lens."""
+    def restore(self, path: Path) -> None:
+        """Take over what an earlier run left; KlbError when it read other prompts, or with another model or lens."""
         try:
             with safe_open(path, "pt") as file:
-                if (file.metadata() or {}).get("key") != key:
-                    raise KlbError(
-                        f"{path.parent}: that run used other prompts, another model or another lens; pass --overwrite"
-                    )
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        except (SafetensorError, OSError) as error:
+                if (file.metadata() or {}).get("key") != self.key:
+                    raise KlbError(f"{path.parent}: another run (prompts, model or lens differ); pass --overwrite")
+                for name in self._TENSORS:
+                    getattr(self, name).copy_(file.get_tensor(name))
+        except (SafetensorError, OSError, RuntimeError) as error:
             raise KlbError(f"{path} cannot be read ({error}); pass --overwrite to start again") from None
-        return cls(**tensors, key=key)
 
     @property
     def last_block_error(self) -> float:

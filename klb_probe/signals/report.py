@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from klb_probe.plots import LENS_TITLES
+from klb_probe.plots import LENS_TITLES, framings_of, owed_words
 
 _SHOWN_LAYERS = 9
 
@@ -27,62 +27,65 @@ def shown_layers(n_layers: int) -> list[int]:
 
 
 def tables(summary: pd.DataFrame) -> RenderableType:
-    """Margins, contrasts and AUROC at a few layers; ``summary.csv`` has all layers and the twin's margins too.
+    """Margins, contrasts and scores at a few layers; ``summary.csv`` has all layers, and the twin's margins too.
 
-    The first lens fills the first two tables; AUROC stands beside its logit-lens twin and both random-readout nulls.
+    The first lens fills the first two tables; scores stand beside their random-readout nulls, and for the logit-lens
+    twin too.
     """
     framings = framings_of(summary)
     differences = list(dict.fromkeys(summary.loc[summary["statistic"] == "framing_contrast", "framing"]))
     lenses = list(dict.fromkeys(summary["lens"]))
     lens, title = lenses[0], LENS_TITLES[lenses[0]]
     margins = [
-        _Column(f"{framing}\n{_owed(label)}", lens, "mean_margin", framing, label)
+        _Column(f"{framing}\n{owed_words(label)}", lens, "mean_margin", framing, label)
         for framing in framings
         for label in (True, False)
     ]
     contrasts = [
         _Column(f"owed - not owed\n{framing}", lens, "entitlement_contrast", framing, None) for framing in framings
     ] + [
-        _Column(f"{name.replace('minus', '-')}\n{_owed(label)}", lens, "framing_contrast", name, label)
+        _Column(f"{name.replace('minus', '-')}\n{owed_words(label)}", lens, "framing_contrast", name, label)
         for name in differences
         for label in (True, False)
     ]
-    auroc = [_Column(f"{LENS_TITLES[one]}\n{framing}", one, "auroc", framing, None) for one in lenses for framing in framings]
-    return Group(
-        _grid(summary, f"{title}: mean yes-minus-no margin in logits [95 % interval]", margins),
-        _grid(summary, f"{title}: contrasts of the margin in logits [95 % interval]", contrasts),
-        _grid(summary, "AUROC of entitlement [95 % interval] | 95th percentile of random readouts, folded", auroc),
-    )
-
-
-def framings_of(summary: pd.DataFrame) -> list[str]:
-    """The framings of a summary, in order."""
-    return list(dict.fromkeys(summary.loc[summary["statistic"] == "auroc", "framing"]))
+    grids = [
+        *_grids(summary, f"{title}: mean yes-minus-no margin in logits [95 % interval]", margins),
+        *_grids(summary, f"{title}: contrasts of the margin in logits [95 % interval]", contrasts),
+    ]
+    for statistic, name in (
+        ("auroc", "AUROC of entitlement"),
+        ("pair_accuracy", "Pairs with owed above its twin"),
+    ):
+        columns = [
+            _Column(f"{LENS_TITLES[one]}\n{framing}", one, statistic, framing, None) for one in lenses for framing in framings
+        ]
+        grids += _grids(summary, f"{name} [95 % interval] | null: 95th percentile of random readouts, folded", columns)
+    return Group(*grids)
 
 
 def what_it_shows(summary: pd.DataFrame, model: str) -> str:
     """One sentence of the numbers, chosen without regard to their size."""
-    framings = framings_of(summary)
     lens = summary["lens"].iloc[0]
-    scores = summary[(summary["statistic"] == "auroc") & (summary["lens"] == lens)]
-    last = scores["layer"].max()
+    table = summary[summary["lens"] == lens]
+    last = table["layer"].max()
     final, outside = [], []
-    for framing in framings:
-        line = scores[scores["framing"] == framing]
-        final.append(f"{_value(line[line['layer'] == last].iloc[0], sign=False)} under {framing}")
-        inner = line[line["layer"] < last]
+    for framing in framings_of(summary):
+        here = table[table["framing"] == framing]
+        at_last = here[here["layer"] == last].set_index("statistic", drop=False)
+        auroc, pairs = (_value(at_last.loc[name], sign=False) for name in ("auroc", "pair_accuracy"))
+        final.append(f"{auroc} and {pairs} under {framing}")
+        inner = here[(here["statistic"] == "pair_accuracy") & (here["layer"] < last)]
         beyond = (inner["value"].clip(lower=1 - inner["value"]) > inner["null_q95"]).sum()
         outside.append(f"{beyond} of {len(inner)} layers under {framing}")
     sentence = (
-        f"Shows: {model}'s own final margin tells owed from not owed with AUROC {', '.join(final)} "
-        f"(n = {scores['n_pairs'].iloc[0]} pairs); before the last layer, the {LENS_TITLES[lens]} margin lies outside "
-        f"its random-readout band in {', '.join(outside)} (a random direction would in about 1 of 20)"
+        f"Shows: AUROC of {model}'s own final margin for entitlement, and share of pairs it orders rightly: {'; '.join(final)} "
+        f"(chance 0.50; n = {table['n_pairs'].max()} pairs); below the last layer, the {LENS_TITLES[lens]} margin orders pairs "
+        f"outside its random-readout band in {', '.join(outside)} (a random direction: 1 in 20, neighbouring layers together)"
     )
-    moved = summary[(summary["statistic"] == "framing_contrast") & (summary["lens"] == lens) & (summary["layer"] == last)]
+    moved = table[(table["statistic"] == "framing_contrast") & (table["layer"] == last)]
     for framing, rows in moved.groupby("framing", sort=False):
-        owed = _value(rows[rows["entitled"]].iloc[0])
-        not_owed = _value(rows[~rows["entitled"]].iloc[0])
-        sentence += f"; {framing}, the final margin differs by {owed} where owed and {not_owed} where not"
+        owed, not_owed = (_value(rows[rows["entitled"] == label].iloc[0]) for label in (True, False))
+        sentence += f"; {framing}, the final margin moves by {owed} where owed and {not_owed} where not"
     return sentence + "."
 
 
@@ -102,33 +105,39 @@ class _Column:
         return (chosen if self.entitled is None else chosen[chosen["entitled"] == self.entitled]).set_index("layer")
 
 
+_MOST_COLUMNS = 4
+
+
+def _grids(summary: pd.DataFrame, title: str, columns: list[_Column]) -> list[RenderableType]:
+    """One grid for every four columns, so that a line fits a terminal."""
+    some = [columns[start : start + _MOST_COLUMNS] for start in range(0, len(columns), _MOST_COLUMNS)]
+    return [_grid(summary, title, part) for part in some]
+
+
 def _grid(summary: pd.DataFrame, title: str, columns: list[_Column]) -> RenderableType:
-    grid = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     grid.add_column("layer", justify="right")
     cells: list[pd.Series] = []
     for column in columns:
         rows = column.rows(summary)
-        first = rows.iloc[0]
-        grid.add_column(f"{column.header}\nn={first['n']} ({first['n_pairs']} pairs)", justify="right", no_wrap=True)
+        grid.add_column(column.header, justify="right")
         cells.append(rows.apply(_cell, axis=1))
+    first = rows.iloc[0]
     n_layers = int(summary["layer"].max()) + 1
     for layer in shown_layers(n_layers):
         grid.add_row(f"{layer}{' = own' if layer == n_layers - 1 else ''}", *(cell[layer] for cell in cells))
-    return Group(Text(f"\n{title}", style="bold"), grid)
+    return Group(Text(f"\n{title}; a column: n = {first['n']} prompts, {first['n_pairs']} pairs", style="bold"), grid)
 
 
 def _cell(row: pd.Series) -> str:
-    if row["statistic"] != "auroc":
+    if pd.isna(row["null_q95"]):
         return _value(row)
     return f"{_value(row, sign=False)} | {row['null_q95']:.2f}"
 
 
 def _value(row: pd.Series, *, sign: bool = True) -> str:
-    form = f"{'+' if sign else ''}.2f"
+    digits = 3 if row["statistic"].endswith("contrast") else 2
+    form = f"{'+' if sign else ''}.{digits}f"
     if pd.isna(row["value"]):
         return "-"
     return f"{row['value']:{form}} [{row['low']:{form}}, {row['high']:{form}}]"
-
-
-def _owed(entitled: bool) -> str:
-    return "owed" if entitled else "not owed"
