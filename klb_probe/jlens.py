@@ -72,7 +72,7 @@ def jlens(
     from klb_probe.signals.readout import read_prompts
     from klb_probe.versions import versions
 
-    console = Console(width=None if Console().is_terminal else 116, highlight=False)
+    console = Console(width=None if Console().is_terminal else 116, highlight=False, markup=False)
     words = parse_pairs(contrast)
     names = None if domains == "all" else [name.strip() for name in domains.split(",")]
     chosen_framings = [name.strip() for name in framings.split(",")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import shutil
 import tempfile
@@ -50,8 +52,9 @@ def _dequantise(gguf: Path, target: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        with contextlib.redirect_stderr(io.StringIO()):  # its bars know no terminal from a log file
+            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+            model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     except (OSError, ValueError, KeyError, NotImplementedError) as error:
         raise KlbError(f"{gguf}: transformers cannot read this GGUF file ({str(error).splitlines()[0]})") from error
     # save_pretrained refuses a model that says it is quantised; its weights no longer are.

@@ -24,7 +24,7 @@ def prefill(
     token_ids: Sequence[int],
     *,
     batch_size: int = 8,
-    min_shared: int = 64,
+    min_shared: int = 32,
 ) -> Iterator[tuple[list[int], Capture]]:
     """Read every prompt at its last token.
 
