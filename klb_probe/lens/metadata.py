@@ -18,12 +18,15 @@ class CorpusRecord(BaseModel):
 
 
 class LensMetadata(BaseModel):
-    """Everything that makes two lenses comparable, or not. Layers are block outputs, 0-based."""
+    """Everything that makes two lenses comparable, or not. Layers are block outputs, 0-based.
+
+    None means unknown: published files say little about themselves.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: dict[str, str | None]
-    fingerprint: str
+    fingerprint: str | None
     n_layers: int
     d_model: int
     dtype: str
@@ -33,9 +36,9 @@ class LensMetadata(BaseModel):
     contrast: tuple[tuple[tuple[str, int], tuple[str, int]], ...]
     k: int
     seed: int
-    skip_first: int
+    skip_first: int | None
     drop_last: int = 1
-    bos: str
-    corpus: CorpusRecord
+    bos: str | None
+    corpus: CorpusRecord | None
     command: str
     versions: dict[str, str]

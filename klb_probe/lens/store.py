@@ -74,7 +74,7 @@ def mismatch(metadata: LensMetadata, model: ResidualModel, contrast: TokenContra
         return f"of width {metadata.d_model}, fitted on {whose}; {model.name} has width {model.d_model}"
     if metadata.n_layers != model.n_layers:
         return f"fitted on {whose} with {metadata.n_layers} layers; {model.name} has {model.n_layers}"
-    if metadata.fingerprint != model.fingerprint:
+    if metadata.fingerprint not in (None, model.fingerprint):
         return f"fitted on {whose}, whose weights are not those of {model.name} loaded here; fit one with `klb-probe fit`"
     if metadata.contrast != contrast.pairs:
         fitted = TokenContrast(metadata.contrast)
