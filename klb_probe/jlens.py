@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klb_probe.options import Contrast, Device, Dtype, Hooks, Model, Revision
+from klb_probe.options import Contrast, Device, Dtype, Hooks, Model, Reduce, Revision, Spaces
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,6 +35,8 @@ def jlens(
         Path | None, typer.Option(help="A scenarios folder of your own (domains/<name>/*.yaml, framings.yaml).")
     ] = None,
     contrast: Contrast = "Yes/No",
+    spaces: Spaces = "lead",
+    reduce: Reduce = "mean",
     out: Annotated[Path | None, typer.Option(help="Output folder (default: outputs/jlens-<model>-<time>).")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
@@ -80,7 +82,7 @@ def jlens(
     eligibility_scenarios(load_domains(names, scenarios), chosen_framings, scenarios)
 
     loaded = load_model(model, device=device, dtype=dtype, revision=revision, hooks=hooks or ())
-    tokens = TokenContrast.of(loaded.chat, words)
+    tokens = TokenContrast.of(loaded.chat, words, spaces=spaces, reduction=reduce)
     if lens == "logit":
         decoder: MarginLens | LogitLens = LogitLens.of(loaded, tokens)
     else:

@@ -88,7 +88,7 @@ class Readouts:
 def readout_key(model: ResidualModel, lenses: Sequence[Lens], lens_hashes: Sequence[str], ids: Sequence[Sequence[int]]) -> str:
     """Hash of everything that readouts depend on."""
     parts = [model.fingerprint, str(model.dtype), *(lens.name for lens in lenses), *lens_hashes]
-    parts += [str(lenses[0].contrast.token_ids), repr([list(row) for row in ids])]
+    parts += [str(lenses[0].contrast), str(lenses[0].contrast.token_ids), repr([list(row) for row in ids])]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
