@@ -37,6 +37,16 @@ def jlens(
     contrast: Contrast = "Yes/No",
     spaces: Spaces = "lead",
     reduce: Reduce = "mean",
+    positions: Annotated[
+        str, typer.Option(help="answer: every scenario where the answer starts | all: every token of one scenario.")
+    ] = "answer",
+    scenario: Annotated[
+        str | None, typer.Option(help="With --positions all: its id, such as airline/<case>, or airline/<case>~twin.")
+    ] = None,
+    top_k: Annotated[int, typer.Option(help="With --positions all: the lens's top tokens where the answer starts.", min=0)] = 0,
+    top_layers: Annotated[
+        str | None, typer.Option(help="Layers of --top-k, with commas (default: about nine, evenly spread).")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Output folder (default: outputs/jlens-<model>-<time>).")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
@@ -51,11 +61,14 @@ def jlens(
     """Decode a yes-minus-no margin from every layer, on eligibility scenarios, honest against deceptive framing.
 
     Prints margins, contrasts and AUROC of entitlement by layer, and writes margins.csv, scenarios.jsonl, summary.csv,
-    margins.png and run.json.
+    margins.png and run.json. With --positions all, one scenario as a layer x token map instead: tokens.csv, heat_map.png.
     """
     from klb_probe.outputs import check_folder, clear, default_folder
+    from klb_probe.view import VIEW_FILES, check_view_options, choose_scenario, parse_layers, write_view
 
     started, arguments = time.time(), {k: _plain(v) for k, v in locals().items() if k in jlens.__annotations__}
+    check_view_options(positions, top_k, scenario, top_layers, resume)
+    chosen_layers = parse_layers(top_layers)
     folder = out or default_folder("jlens", model)
     check_folder(folder, overwrite=overwrite, resume=resume)
 
@@ -79,7 +92,9 @@ def jlens(
     names = None if domains == "all" else [name.strip() for name in domains.split(",")]
     chosen_framings = [name.strip() for name in framings.split(",")]
     # Mistakes in names show before anything slow begins.
-    eligibility_scenarios(load_domains(names, scenarios), chosen_framings, scenarios)
+    chosen_scenario = choose_scenario(
+        eligibility_scenarios(load_domains(names, scenarios), chosen_framings, scenarios), scenario
+    )
 
     loaded = load_model(model, device=device, dtype=dtype, revision=revision, hooks=hooks or ())
     tokens = TokenContrast.of(loaded.chat, words, spaces=spaces, reduction=reduce)
@@ -87,9 +102,6 @@ def jlens(
         decoder: MarginLens | LogitLens = LogitLens.of(loaded, tokens)
     else:
         decoder = load_lens(loaded, tokens, path=None if lens == "margin" else Path(lens), fit=fit)
-    margins, lenses = prepare(loaded, decoder, domains=names, framings=chosen_framings, root=scenarios)
-    state, checkpoint = margins.readouts, folder / "readouts.safetensors"
-
     console.print(
         f"model     {loaded.name}, {loaded.n_layers} layers, {str(loaded.dtype)[6:]} on {loaded.device}; {loaded.chat.style}"
     )
@@ -98,10 +110,7 @@ def jlens(
     if tokens.dropped:
         console.print(f"          left out, not single tokens: {', '.join('/'.join(pair) for pair in tokens.dropped)}")
     if overwrite:
-        clear(folder, FILES)
-    if resume and checkpoint.exists():
-        state.restore(checkpoint)
-        console.print(f"resuming  {int(state.done.sum())} of {len(margins.ids)} prompts were read before")
+        clear(folder, (*FILES, *VIEW_FILES))
 
     record: dict[str, Any] = {
         "command": "jlens",
@@ -124,9 +133,20 @@ def jlens(
         "contrast": [[list(side) for side in pair] for pair in tokens.pairs],
         "contrast_left_out": tokens.dropped,
         "position": "last prompt token",
-        "counts": _counts(margins),
         "versions": versions(),
     }
+    if positions == "all":
+        view = write_view(loaded, decoder, tokens, chosen_scenario, folder, top_k=top_k, layers=chosen_layers, record=record)
+        console.print("\n".join(view), soft_wrap=True, markup=False)
+        return
+
+    margins, lenses = prepare(loaded, decoder, domains=names, framings=chosen_framings, root=scenarios)
+    state, checkpoint = margins.readouts, folder / "readouts.safetensors"
+    record["counts"] = _counts(margins)
+    if resume and checkpoint.exists():
+        state.restore(checkpoint)
+        console.print(f"resuming  {int(state.done.sum())} of {len(margins.ids)} prompts were read before")
+
     last_saved = time.monotonic()
 
     def read(count: int) -> None:
