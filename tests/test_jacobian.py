@@ -9,6 +9,7 @@ import sys
 import weakref
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -715,10 +716,9 @@ def test_a_hub_lens_is_fetched_and_its_origin_kept(written, monkeypatch, model):
 
 
 def test_a_hub_lens_that_is_not_there_is_one_line(monkeypatch):
-    from httpx import Request, Response
     from huggingface_hub.errors import RemoteEntryNotFoundError, RepositoryNotFoundError
 
-    response = Response(404, request=Request("GET", "https://hub"))
+    response = SimpleNamespace(headers={}, request=None)
     hub_with(monkeypatch, RemoteEntryNotFoundError("404\nnot there", response=response))
     with pytest.raises(KlbError, match="^owner/repo has no file lens.pt at revision main$"):
         JacobianLens.open("hub:owner/repo::lens.pt")
