@@ -33,6 +33,8 @@ def heat_map(frame: pd.DataFrame, title: str) -> Figure:
             grid, origin="lower", aspect="auto", cmap="RdBu_r", vmin=-largest, vmax=largest, interpolation="nearest",
             extent=(first - 0.5, last + 0.5, -0.5, len(grid) - 0.5),
         )  # fmt: skip
+        if list(grid.index) != list(range(len(grid))):  # a lens of some layers
+            axis.set_yticks(range(len(grid)), map(str, grid.index), fontsize=7)
         # parse_math: a token may hold dollar signs.
         axis.set_xticks(range(first, last + 1), map(_label, tokens), rotation=90, fontsize=6, parse_math=False)
         axis.set_title(LENS_TITLES.get(lens, lens))

@@ -96,11 +96,13 @@ def write_view(
         vocabularies = {full.name: lambda h, layer: full.logits(model, h, layer)} | vocabularies
     elif lens.name != "logit":
         readers = {lens.name: lens.margin} | readers
-    chosen = shown_layers(model.n_layers) if layers is None else list(layers)
+    readable = _readable_layers(model, full or lens)
+    chosen = [readable[i] for i in shown_layers(len(readable))] if layers is None else list(layers)
     if bad := [layer for layer in chosen if not 0 <= layer < model.n_layers]:
         raise KlbError(f"--top-layers: {model.name} has layers 0-{model.n_layers - 1}, not {', '.join(map(str, bad))}")
 
-    view = view_prompt(model, model.chat.encode(scenario.system, scenario.user), contrast, readers)
+    ids = model.chat.encode(scenario.system, scenario.user)
+    view = view_prompt(model, ids, contrast, readers, layers=readable)
     lines, written = [], ["tokens.csv", "heat_map.png"]
     label = f"{scenario.situation.id}, {'owed' if scenario.situation.entitled else 'not owed'}, framing {scenario.framing}"
     with replacing(folder / "tokens.csv") as path:
@@ -116,7 +118,7 @@ def write_view(
         for (name, layer), rows in table.groupby(["lens", "layer"], sort=False):
             lines.append(f"{name:>8} layer {layer:>2}: {' '.join(map(repr, rows['token']))}")
     own = view.margins[0, -1, -1]
-    lines.append(f"read {label}: {len(view.ids)} tokens, {model.n_layers} layers; the model's own margin {own:+.3f} logits")
+    lines.append(f"read {label}: {len(view.ids)} tokens, {len(view.layers)} layers; the model's own margin {own:+.3f} logits")
     lines.append(f"Last block against the model's own margin: max error {view.last_block_error:.1e} logits.")
     details = {
         "complete": True,
@@ -145,3 +147,11 @@ def _full_lens(model: ResidualModel, lens: Any) -> JacobianLens | None:
             return None
         lens = JacobianLens.open(file)
     return lens.for_model(model)
+
+
+def _readable_layers(model: ResidualModel, lens: Any) -> list[int]:
+    """Layers a lens can read: those it was fitted for, and from its target layer on, where it is the identity."""
+    about = getattr(lens, "metadata", None) if lens.name == "margin" else lens
+    if not hasattr(about, "source_layers"):
+        return list(range(model.n_layers))
+    return sorted({*about.source_layers, *range(about.target_layer, model.n_layers)})

@@ -162,6 +162,33 @@ def test_a_full_lens_has_its_own_top_tokens(folder, tmp_path, capsys):
     assert (np.sign(full) == np.sign(cut)).all()
 
 
+def test_a_lens_of_some_layers_shows_those(folder, tmp_path):
+    from klb_probe.cases.load import load_domains
+    from klb_probe.cases.scenarios import eligibility_scenarios
+    from klb_probe.models.load import load_model
+    from klb_probe.view import choose_scenario, write_view
+
+    model, some = load_model(str(folder), device="cpu"), full_lens().subset([0, 2])
+    contrast = TokenContrast.of(model.chat)
+    scenario = choose_scenario(eligibility_scenarios(load_domains(["deposit"]), ["honest"]), None)
+    whole = view_prompt(
+        model,
+        model.chat.encode(scenario.system, scenario.user),
+        contrast,
+        {"jacobian": lambda h, layer: full_lens().margin(model, contrast, h, layer)},
+    ).frame
+    for number, lens in enumerate((some, some.to_margin_lens(model, contrast))):
+        out = tmp_path / str(number)
+        write_view(model, lens, contrast, scenario, out, top_k=1, layers=None, record={})
+        tokens = pd.read_csv(out / "tokens.csv", keep_default_na=False)
+        assert sorted(set(tokens["layer"])) == [0, 2, 3]
+        assert set(pd.read_csv(out / "top_tokens.csv")["layer"]) == {0, 2, 3}
+        mine = tokens[tokens["lens"] != "logit"]
+        same = whole[whole["layer"].isin([0, 2, 3])]
+        assert (np.sign(mine["margin"].to_numpy()) == np.sign(same["margin"].to_numpy())).all()
+    heat_map(tokens, "some layers").savefig(tmp_path / "some.png")
+
+
 def test_padded_head_rows_are_never_read():
     settings = config("llama")
     settings.vocab_size = VOCAB + 64

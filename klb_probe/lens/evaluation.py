@@ -170,13 +170,13 @@ class Evaluation:
         title = f"Known intermediates at the last prompt token: n = {len(self.items)} items, {self.vocabulary} tokens ranked"
         table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
         metrics = list(dict.fromkeys(scores["metric"]))
-        for header in ("lens", "layer", *metrics, "next-token KL"):
-            table.add_column(header)
+        for header in ("lens", "layer", *metrics, "next-token\nKL, nats"):
+            table.add_column(header, no_wrap=True)
         for (lens, at, layers), rows in scores.groupby(["lens", "at", "layers"], sort=False):
-            cells = [f"{row.value:.2f} [{row.low:.2f}, {row.high:.2f}]" for row in rows.itertuples()]
+            cells = [f"{row.value:.2f}\n[{row.low:.2f}, {row.high:.2f}]" for row in rows.itertuples()]
             at_layers = [self.layers.index(int(layer)) for layer in layers.split("/")]
             kl = self.kl[LENSES.index(lens), at_layers].mean()
-            shown = f"{layers}{'' if at == 'own best layer' else ' (as above)'}"
+            shown = layers if at == "own best layer" else f"{layers}\n(jacobian's)"
             table.add_row(lens, shown, *cells, f"{kl:.1f}")
         return table
 

@@ -31,14 +31,16 @@ class WholeView:
         ids: Token ids of the prompt.
         texts: Text of each token.
         lenses: Names, in the order of the margins' first axis.
+        layers: Layers read, ascending; the last block is the last.
         margins: ``[lens, layer, position]`` in logits, float32.
-        answer: Residuals at the last position ``[layer, d_model]``, in the model's dtype.
+        answer: Residuals of every block at the last position ``[block, d_model]``, in the model's dtype.
         last_block_error: Largest difference, over lenses and positions, between the last block's margin and the model's own.
     """
 
     ids: tuple[int, ...]
     texts: tuple[str, ...]
     lenses: tuple[str, ...]
+    layers: tuple[int, ...]
     margins: Tensor
     answer: Tensor
     last_block_error: float
@@ -54,34 +56,43 @@ class WholeView:
                 "token_id": np.repeat(np.array(self.ids), each),
                 "token": np.repeat(np.array(self.texts, dtype=object), each),
                 "lens": np.tile(np.repeat(np.array(self.lenses, dtype=object), n_layers), n_positions),
-                "layer": np.tile(np.arange(n_layers), n_positions * n_lenses),
+                "layer": np.tile(self.layers, n_positions * n_lenses),
                 "margin": rearrange(self.margins, "lens layer p -> (p lens layer)").numpy(),
             }
         )
 
 
-def view_prompt(model: ResidualModel, ids: Sequence[int], contrast: TokenContrast, readers: Mapping[str, Reader]) -> WholeView:
-    """Read one prompt at every layer and position.
+def view_prompt(
+    model: ResidualModel,
+    ids: Sequence[int],
+    contrast: TokenContrast,
+    readers: Mapping[str, Reader],
+    *,
+    layers: Sequence[int] | None = None,
+) -> WholeView:
+    """Read one prompt at every position.
 
     Args:
         model: The model.
         ids: Token ids of the prompt.
         contrast: The tokens of the margin.
         readers: Margin of residuals, by lens name.
+        layers: Layers to read besides the last block (default: all).
 
     Raises:
         KlbError: When a lens does not give the model's own margin at the last block.
     """
-    cache, layers = model.new_cache(), range(model.n_layers)
+    cache, blocks = model.new_cache(), range(model.n_layers)
+    chosen = sorted({*(blocks if layers is None else layers), blocks[-1]})
     captures = [
-        model.capture(torch.tensor([list(span)]), layers, torch.arange(len(span))[None], contrast.token_ids, cache)
+        model.capture(torch.tensor([list(span)]), blocks, torch.arange(len(span))[None], contrast.token_ids, cache)
         for span in chunks(ids, _SPAN)
     ]
-    residuals = torch.cat([capture.residuals[:, 0] for capture in captures], dim=1)  # [layer, position, d_model]
+    residuals = torch.cat([capture.residuals[:, 0] for capture in captures], dim=1)  # [block, position, d_model]
     own_logits = torch.cat([capture.logits[0] for capture in captures]).cpu()
     # Layers outside, so that a lens which reads its matrices from disk reads each once.
     margins = torch.stack(
-        [torch.stack([read(residuals[layer], layer).float().cpu() for read in readers.values()]) for layer in layers], dim=1
+        [torch.stack([read(residuals[layer], layer).float().cpu() for read in readers.values()]) for layer in chosen], dim=1
     )
     error = float((margins[:, -1] - contrast.margin(own_logits)).abs().max())
     allowed = float(SELF_CHECK_TOLERANCE[model.dtype] * max(1.0, own_logits.abs().max()))
@@ -91,7 +102,7 @@ def view_prompt(model: ResidualModel, ids: Sequence[int], contrast: TokenContras
             "the hook map or the lens does not fit this model"
         )
     texts = tuple(model.tokenizer.decode([token]) for token in ids)
-    return WholeView(tuple(ids), texts, tuple(readers), margins, residuals[:, -1], error)
+    return WholeView(tuple(ids), texts, tuple(readers), tuple(chosen), margins, residuals[:, -1], error)
 
 
 def logit_lens_logits(model: ResidualModel) -> Reader:
