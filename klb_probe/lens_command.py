@@ -135,7 +135,7 @@ def evaluate(
     write_json(folder / "run.json", record)
     console = Console(width=None if Console().is_terminal else 116, highlight=False)
     console.print(result.table(scores))
-    left_out = f"{sum(skipped.values())} of {len(all_items)} items skipped: no intermediate is a single token here"
+    left_out = f"{sum(skipped.values())} of {len(all_items)} items skipped (no intermediate is a single token here)"
     console.print("\n".join([result.reading(scores), left_out, f"Files in {folder}: {', '.join(EVAL_FILES)}"]), soft_wrap=True)
 
 
