@@ -34,6 +34,9 @@ def jlens(
     scenarios: Annotated[
         Path | None, typer.Option(help="A scenarios folder of your own (domains/<name>/*.yaml, framings.yaml).")
     ] = None,
+    controls: Annotated[
+        bool, typer.Option("--controls", help="Beside a full lens (--lens FILE.pt): permuted J, random J, random token pairs.")
+    ] = False,
     contrast: Contrast = "Yes/No",
     spaces: Spaces = "lead",
     reduce: Reduce = "mean",
@@ -101,7 +104,8 @@ def jlens(
     if lens == "logit":
         decoder: MarginLens | LogitLens = LogitLens.of(loaded, tokens)
     else:
-        decoder = load_lens(loaded, tokens, path=None if lens == "margin" else Path(lens), fit=fit)
+        decoder = load_lens(loaded, tokens, path=None if lens == "margin" else lens, fit=fit)
+    beside = _controls(decoder, loaded, tokens) if controls else []
     console.print(
         f"model     {loaded.name}, {loaded.n_layers} layers, {str(loaded.dtype)[6:]} on {loaded.device}; {loaded.chat.style}"
     )
@@ -140,7 +144,7 @@ def jlens(
         console.print("\n".join(view), soft_wrap=True, markup=False)
         return
 
-    margins, lenses = prepare(loaded, decoder, domains=names, framings=chosen_framings, root=scenarios)
+    margins, lenses = prepare(loaded, decoder, domains=names, framings=chosen_framings, root=scenarios, controls=beside)
     state, checkpoint = margins.readouts, folder / "readouts.safetensors"
     record["counts"] = _counts(margins)
     if resume and checkpoint.exists():
@@ -208,6 +212,17 @@ def _write_tables(folder: Path, margins: Margins, summary: pd.DataFrame, tokeniz
     write_text(folder / "scenarios.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
+def _controls(decoder: Any, model: Any, tokens: Any) -> list[Any]:
+    from klb_probe.errors import KlbError
+    from klb_probe.lens.controls import control_lenses
+    from klb_probe.lens.jacobian import JacobianLens
+
+    if decoder.name == "logit" or decoder.file.suffix == ".safetensors":
+        raise KlbError("--controls change the whole J: pass a full lens with --lens FILE.pt (klb-probe fit --kind full)")
+    meta = decoder.metadata
+    return control_lenses(JacobianLens.open(decoder.file), model, tokens, k=meta.k, seed=meta.seed)
+
+
 def _counts(margins: Margins) -> dict[str, int]:
     prompts = margins.prompts
     return {
@@ -222,6 +237,8 @@ def _describe(lens: Any) -> str:
     if lens.name == "logit":
         return "logit lens"
     meta = lens.metadata
+    if meta.corpus is None:
+        return f"J-Lens margin from {lens.file} ({meta.command})"
     fitted = f"{meta.corpus.n_prompts} prompts, {meta.corpus.source}; target layer {meta.target_layer}"
     return f"J-Lens margin from {lens.file} ({fitted})"
 

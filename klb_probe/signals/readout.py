@@ -31,6 +31,7 @@ class Readouts:
         scale: Largest own logit of the contrast in absolute value ``[prompt]``; the unit of the last-block check.
         done: Which prompts have been read ``[prompt]``.
         key: Hash of model, lenses and prompts: what may be resumed.
+        n_own: Leading lenses that must read the model's own margin at the last block.
     """
 
     margins: Tensor
@@ -39,11 +40,12 @@ class Readouts:
     scale: Tensor
     done: Tensor
     key: str
+    n_own: int
 
     _TENSORS: ClassVar[tuple[str, ...]] = ("margins", "random", "own", "scale", "done")
 
     @classmethod
-    def empty(cls, n_prompts: int, n_lenses: int, n_layers: int, k: int, key: str) -> Readouts:
+    def empty(cls, n_prompts: int, n_lenses: int, n_layers: int, k: int, key: str, n_own: int) -> Readouts:
         """Nothing read yet."""
         return cls(
             margins=torch.full((n_prompts, n_lenses, n_layers), torch.nan),
@@ -52,6 +54,7 @@ class Readouts:
             scale=torch.full((n_prompts,), torch.nan),
             done=torch.zeros(n_prompts, dtype=torch.bool),
             key=key,
+            n_own=n_own,
         )
 
     def save(self, path: Path) -> None:
@@ -72,7 +75,7 @@ class Readouts:
     @property
     def last_block_error(self) -> float:
         """Largest difference, over lenses and prompts read, between the last block's margin and the model's own."""
-        difference = (self.margins[..., -1] - self.own[:, None])[self.done]
+        difference = (self.margins[:, : self.n_own, -1] - self.own[:, None])[self.done]
         return float(difference.abs().max()) if len(difference) else 0.0
 
     def check_last_block(self, dtype: torch.dtype) -> None:

@@ -63,7 +63,7 @@ class PairBootstrap:
         return self._estimate(point, draws, chosen)
 
     def _mean(self, values: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        member = self.member[chosen]
+        member, values = self.member[chosen], np.asarray(values, dtype=float)
         sums, counts = member.T @ values[chosen], member.sum(0)
         with np.errstate(invalid="ignore", divide="ignore"):
             return sums.sum(0) / counts.sum(), (self.weights @ sums) / (self.weights @ counts)[:, None]
