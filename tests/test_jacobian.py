@@ -716,11 +716,15 @@ def test_a_hub_lens_is_fetched_and_its_origin_kept(written, monkeypatch, model):
 
 
 def test_a_hub_lens_that_is_not_there_is_one_line(monkeypatch):
-    from huggingface_hub.errors import RemoteEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError, RepositoryNotFoundError
 
     response = SimpleNamespace(headers={}, request=None)
     hub_with(monkeypatch, RemoteEntryNotFoundError("404\nnot there", response=response))
     with pytest.raises(KlbError, match="^owner/repo has no file lens.pt at revision main$"):
+        JacobianLens.open("hub:owner/repo::lens.pt")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    hub_with(monkeypatch, LocalEntryNotFoundError("lost the connection\nunder way"))
+    with pytest.raises(KlbError, match=r"^owner/repo: the model hub cannot be reached and .*--lens$"):
         JacobianLens.open("hub:owner/repo::lens.pt")
     hub_with(monkeypatch, RepositoryNotFoundError("404\nnot there", response=response))
     with pytest.raises(KlbError, match=r"^no owner/repo \(or no such revision\) on the hub, or it is private$"):
