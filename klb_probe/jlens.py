@@ -24,7 +24,10 @@ _SAVE_EVERY_SECONDS = 20.0
 def jlens(
     model: Model = "smollm2-135m",
     lens: Annotated[
-        str, typer.Option(help="margin (shipped, cached, or fitted on the spot) | logit | a lens file.")
+        str,
+        typer.Option(
+            help="margin (published, shipped, cached, or fitted on the spot) | logit | a file or folder | hub:REPO::FILE@REV."
+        ),
     ] = "margin",
     framings: Annotated[
         str,

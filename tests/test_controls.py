@@ -94,3 +94,19 @@ def test_controls_stand_in_every_file_of_a_run(tmp_path, model, lens):
     scores = summary[summary["statistic"] == "pair_accuracy"]
     assert scores["null_q95"].notna().all()
     assert klb("jlens", *command, "--lens", "logit", "--out", tmp_path / "none") == 2
+
+
+def test_a_lens_of_some_layers_is_read_at_those_and_at_the_last(tmp_path, model, lens):
+    from tiny import default_tokenizer, tiny_hf_model
+
+    folder, file = tmp_path / "tiny-llama", tmp_path / "some.pt"
+    tiny_hf_model("llama").save_pretrained(folder)
+    default_tokenizer().save_pretrained(folder)
+    lens.subset([1]).save(file)
+    command = ["--model", folder, "--domains", "deposit", "--framings", "honest,deny"]
+    assert klb("jlens", *command, "--lens", file, "--out", tmp_path / "out") == 0
+    margins, summary = (pd.read_csv(tmp_path / "out" / f"{name}.csv") for name in ("margins", "summary"))
+    assert set(margins[margins["lens"] == "margin"]["layer"]) == {1, LAYERS - 1}
+    assert set(margins[margins["lens"] == "logit"]["layer"]) == set(range(LAYERS))
+    assert set(summary[summary["lens"] == "margin"]["layer"]) == {1, LAYERS - 1}
+    assert summary["value"].notna().all()

@@ -31,6 +31,10 @@ class RandomPairs:
     def __init__(self, lens: MarginLens) -> None:
         self.lens, self.contrast = lens, lens.contrast
 
+    def reads(self, layer: int) -> bool:
+        """As the lens it reads with."""
+        return self.lens.reads(layer)
+
     def decode(self, residual: Tensor, layer: int) -> Decoded:
         """Margins ``[...]`` of the first pair and ``[..., pair]`` of all, in logits."""
         logits = self.lens.logits(residual, layer)

@@ -46,6 +46,10 @@ class Lens(Protocol):
     name: str
     contrast: TokenContrast
 
+    def reads(self, layer: int) -> bool:
+        """Whether the lens can read a layer."""
+        ...
+
     def decode(self, residual: Tensor, layer: int) -> Decoded:
         """Read residuals ``[..., d_model]``, outputs of block ``layer``."""
         ...
@@ -70,6 +74,10 @@ class LogitLens:
         """The logit lens of a model, with ``k`` random readouts for the null."""
         rows = gaussian_rows(k, model.d_model, seed).to(model.device)
         return cls(contrast, model.token_readout(contrast.token_ids).to(model.device), rows)
+
+    def reads(self, layer: int) -> bool:
+        """Every layer."""
+        return True
 
     def margin(self, residual: Tensor, layer: int) -> Tensor:
         """Margin ``[...]`` of residuals ``[..., d_model]``, outputs of block ``layer``, in logits (float32)."""
@@ -117,6 +125,10 @@ class MarginLens:
     def margin(self, residual: Tensor, layer: int) -> Tensor:
         """Margin ``[...]`` of residuals ``[..., d_model]``, outputs of block ``layer``, in logits (float32)."""
         return self.decode(residual, layer).margin
+
+    def reads(self, layer: int) -> bool:
+        """Layers it has rows for, and those from the target layer on."""
+        return layer in self._index or layer >= self.metadata.target_layer
 
     def logits(self, residual: Tensor, layer: int) -> Tensor:
         """Logits ``[..., token]`` of the contrast's tokens."""

@@ -97,7 +97,8 @@ def find_lens(model: ResidualModel, contrast: TokenContrast) -> Path | None:
         except KlbError as error:
             log.warning("passed over: %s", error)
             continue
-        if mismatch(metadata, model, contrast) is None:
+        # Without a fingerprint any model of the same shape would match: such a lens is taken only when named.
+        if metadata.fingerprint and mismatch(metadata, model, contrast) is None:
             return path
     return None
 

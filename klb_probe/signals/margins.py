@@ -70,7 +70,7 @@ class Margins:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """Tidy: one row a prompt, lens and layer."""
+        """Tidy: one row a prompt, lens and layer it reads."""
         n_prompts, n_lenses, n_layers = self.readouts.margins.shape
         repeated = self._labels.loc[self._labels.index.repeat(n_lenses * n_layers)].reset_index(drop=True)
         return repeated.assign(
@@ -78,7 +78,7 @@ class Margins:
             layer=np.tile(np.arange(n_layers), n_prompts * n_lenses),
             position=POSITION,
             margin=self.readouts.margins.numpy().reshape(-1),
-        )
+        ).dropna(subset="margin", ignore_index=True)
 
     def summary(self, *, seed: int = 0) -> pd.DataFrame:
         """Tidy statistics with 95 % bootstrap intervals over pairs.
@@ -100,7 +100,8 @@ class Margins:
             own_sign = np.sign(self.readouts.own.double().numpy())[:, None]
 
             def add(statistic: str, name: str, label: bool | None, estimate: Estimate, lens=lens, **more: Any) -> None:
-                rows.append(_table(lens, statistic, name, label, estimate, **more))
+                table = _table(lens, statistic, name, label, estimate, **more)
+                rows.append(table[~np.isnan(values).all(0)])  # noqa: B023 (called within this turn of the loop)
 
             for name in self.framings:
                 here = framing == name
@@ -118,7 +119,12 @@ class Margins:
                 estimate = bootstrap.mean(_wins(values, owed, twins), np.isin(np.arange(len(values)), owed))
                 null = folded_quantile(_wins(random, owed, twins)[owed].mean(0))
                 add("pair_accuracy", name, None, estimate, null_q95=null)
-                add("agreement", name, None, bootstrap.mean(np.sign(values) == own_sign, here))
+                add(
+                    "agreement",
+                    name,
+                    None,
+                    bootstrap.mean(np.where(np.isnan(values), np.nan, np.sign(values) == own_sign), here),
+                )
             first, *others = self.framings
             for other in others:
                 for label in (True, False):

@@ -25,7 +25,7 @@ class Readouts:
     """Readouts of prompts at their last token, filled batch by batch.
 
     Attributes:
-        margins: ``[prompt, lens, layer]`` float32.
+        margins: ``[prompt, lens, layer]`` float32; NaN where a lens does not read a layer.
         random: Random readouts ``[prompt, lens, layer, k]`` float32.
         own: The model's own margin ``[prompt]``.
         scale: Largest own logit of the contrast in absolute value ``[prompt]``; the unit of the last-block check.
@@ -116,9 +116,11 @@ def read_prompts(
     for indices, capture in prefill(model, [ids[i] for i in todo], layers, contrast.token_ids, batch_size=batch_size):
         rows = torch.tensor([todo[i] for i in indices])
         for number, lens in enumerate(lenses):
-            decoded = [lens.decode(capture.residuals[layer, :, 0], layer) for layer in layers]
-            readouts.margins[rows, number] = torch.stack([d.margin for d in decoded], dim=-1).cpu()
-            readouts.random[rows, number] = torch.stack([d.random for d in decoded], dim=-2).cpu()
+            read = [layer for layer in layers if lens.reads(layer)]  # the others stay NaN
+            decoded = [lens.decode(capture.residuals[layer, :, 0], layer) for layer in read]
+            here = rows[:, None], number, torch.tensor(read)
+            readouts.margins[here] = torch.stack([d.margin for d in decoded], dim=-1).cpu()
+            readouts.random[here] = torch.stack([d.random for d in decoded], dim=-2).cpu()
         logits = capture.logits[:, 0].cpu()
         readouts.own[rows] = contrast.margin(logits)
         readouts.scale[rows] = logits.abs().amax(-1)
