@@ -13,6 +13,7 @@ import importlib
 from typing import Any
 
 _HOMES = {
+    "JacobianLens": "klb_probe.lens.jacobian",
     "KlbError": "klb_probe.errors",
     "LogitLens": "klb_probe.lens.margin",
     "MarginLens": "klb_probe.lens.margin",

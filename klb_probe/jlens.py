@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klb_probe.options import Contrast, Device, Dtype, Hooks, Model, Revision
+from klb_probe.options import Contrast, Device, Dtype, Hooks, Model, Reduce, Revision, Spaces
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,7 +24,10 @@ _SAVE_EVERY_SECONDS = 20.0
 def jlens(
     model: Model = "smollm2-135m",
     lens: Annotated[
-        str, typer.Option(help="margin (shipped, cached, or fitted on the spot) | logit | a lens file.")
+        str,
+        typer.Option(
+            help="margin (published, shipped, cached, or fitted on the spot) | logit | a file or folder | hub:REPO::FILE@REV."
+        ),
     ] = "margin",
     framings: Annotated[
         str,
@@ -34,7 +37,22 @@ def jlens(
     scenarios: Annotated[
         Path | None, typer.Option(help="A scenarios folder of your own (domains/<name>/*.yaml, framings.yaml).")
     ] = None,
+    controls: Annotated[
+        bool, typer.Option("--controls", help="Beside a full lens (--lens FILE.pt): permuted J, random J, random token pairs.")
+    ] = False,
     contrast: Contrast = "Yes/No",
+    spaces: Spaces = "lead",
+    reduce: Reduce = "mean",
+    positions: Annotated[
+        str, typer.Option(help="answer: every scenario where the answer starts | all: every token of one scenario.")
+    ] = "answer",
+    scenario: Annotated[
+        str | None, typer.Option(help="With --positions all: its id, such as airline/<case>, or airline/<case>~twin.")
+    ] = None,
+    top_k: Annotated[int, typer.Option(help="With --positions all: the lens's top tokens where the answer starts.", min=0)] = 0,
+    top_layers: Annotated[
+        str | None, typer.Option(help="Layers of --top-k, with commas (default: about nine, evenly spread).")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Output folder (default: outputs/jlens-<model>-<time>).")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
@@ -49,11 +67,14 @@ def jlens(
     """Decode a yes-minus-no margin from every layer, on eligibility scenarios, honest against deceptive framing.
 
     Prints margins, contrasts and AUROC of entitlement by layer, and writes margins.csv, scenarios.jsonl, summary.csv,
-    margins.png and run.json.
+    margins.png and run.json. With --positions all, one scenario as a layer x token map instead: tokens.csv, heat_map.png.
     """
     from klb_probe.outputs import check_folder, clear, default_folder
+    from klb_probe.view import VIEW_FILES, check_view_options, choose_scenario, parse_layers, write_view
 
     started, arguments = time.time(), {k: _plain(v) for k, v in locals().items() if k in jlens.__annotations__}
+    check_view_options(positions, top_k, scenario, top_layers, resume)
+    chosen_layers = parse_layers(top_layers)
     folder = out or default_folder("jlens", model)
     check_folder(folder, overwrite=overwrite, resume=resume)
 
@@ -77,17 +98,17 @@ def jlens(
     names = None if domains == "all" else [name.strip() for name in domains.split(",")]
     chosen_framings = [name.strip() for name in framings.split(",")]
     # Mistakes in names show before anything slow begins.
-    eligibility_scenarios(load_domains(names, scenarios), chosen_framings, scenarios)
+    chosen_scenario = choose_scenario(
+        eligibility_scenarios(load_domains(names, scenarios), chosen_framings, scenarios), scenario
+    )
 
     loaded = load_model(model, device=device, dtype=dtype, revision=revision, hooks=hooks or ())
-    tokens = TokenContrast.of(loaded.chat, words)
+    tokens = TokenContrast.of(loaded.chat, words, spaces=spaces, reduction=reduce)
     if lens == "logit":
         decoder: MarginLens | LogitLens = LogitLens.of(loaded, tokens)
     else:
-        decoder = load_lens(loaded, tokens, path=None if lens == "margin" else Path(lens), fit=fit)
-    margins, lenses = prepare(loaded, decoder, domains=names, framings=chosen_framings, root=scenarios)
-    state, checkpoint = margins.readouts, folder / "readouts.safetensors"
-
+        decoder = load_lens(loaded, tokens, path=None if lens == "margin" else lens, fit=fit)
+    beside = _controls(decoder, loaded, tokens) if controls else []
     console.print(
         f"model     {loaded.name}, {loaded.n_layers} layers, {str(loaded.dtype)[6:]} on {loaded.device}; {loaded.chat.style}"
     )
@@ -96,10 +117,7 @@ def jlens(
     if tokens.dropped:
         console.print(f"          left out, not single tokens: {', '.join('/'.join(pair) for pair in tokens.dropped)}")
     if overwrite:
-        clear(folder, FILES)
-    if resume and checkpoint.exists():
-        state.restore(checkpoint)
-        console.print(f"resuming  {int(state.done.sum())} of {len(margins.ids)} prompts were read before")
+        clear(folder, (*FILES, *VIEW_FILES))
 
     record: dict[str, Any] = {
         "command": "jlens",
@@ -122,9 +140,20 @@ def jlens(
         "contrast": [[list(side) for side in pair] for pair in tokens.pairs],
         "contrast_left_out": tokens.dropped,
         "position": "last prompt token",
-        "counts": _counts(margins),
         "versions": versions(),
     }
+    if positions == "all":
+        view = write_view(loaded, decoder, tokens, chosen_scenario, folder, top_k=top_k, layers=chosen_layers, record=record)
+        console.print("\n".join(view), soft_wrap=True, markup=False)
+        return
+
+    margins, lenses = prepare(loaded, decoder, domains=names, framings=chosen_framings, root=scenarios, controls=beside)
+    state, checkpoint = margins.readouts, folder / "readouts.safetensors"
+    record["counts"] = _counts(margins)
+    if resume and checkpoint.exists():
+        state.restore(checkpoint)
+        console.print(f"resuming  {int(state.done.sum())} of {len(margins.ids)} prompts were read before")
+
     last_saved = time.monotonic()
 
     def read(count: int) -> None:
@@ -186,6 +215,17 @@ def _write_tables(folder: Path, margins: Margins, summary: pd.DataFrame, tokeniz
     write_text(folder / "scenarios.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
+def _controls(decoder: Any, model: Any, tokens: Any) -> list[Any]:
+    from klb_probe.errors import KlbError
+    from klb_probe.lens.controls import control_lenses
+    from klb_probe.lens.jacobian import JacobianLens
+
+    if decoder.name == "logit" or decoder.file.suffix == ".safetensors":
+        raise KlbError("--controls change the whole J: pass a full lens with --lens FILE.pt (klb-probe fit --kind full)")
+    meta = decoder.metadata
+    return control_lenses(JacobianLens.open(decoder.file), model, tokens, k=meta.k, seed=meta.seed)
+
+
 def _counts(margins: Margins) -> dict[str, int]:
     prompts = margins.prompts
     return {
@@ -200,6 +240,8 @@ def _describe(lens: Any) -> str:
     if lens.name == "logit":
         return "logit lens"
     meta = lens.metadata
+    if meta.corpus is None:
+        return f"J-Lens margin from {lens.file} ({meta.command})"
     fitted = f"{meta.corpus.n_prompts} prompts, {meta.corpus.source}; target layer {meta.target_layer}"
     return f"J-Lens margin from {lens.file} ({fitted})"
 

@@ -14,3 +14,7 @@ Device = Annotated[str, typer.Option(help="auto | cuda | mps | cpu.")]
 Dtype = Annotated[str, typer.Option(help="auto | float32 | bfloat16 | float16.")]
 Revision = Annotated[str | None, typer.Option(help="Hub revision to pin.")]
 Hooks = Annotated[list[Path] | None, typer.Option(help="Folder with further hook maps.")]
+Spaces = Annotated[
+    str, typer.Option(help="Forms of each word: lead (as the prompt leads to) | both (with a space and without).")
+]
+Reduce = Annotated[str, typer.Option(help="Several pairs become one margin by: mean | first | max | logsumexp.")]

@@ -10,7 +10,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-LENS_TITLES = {"margin": "J-Lens", "logit": "logit lens (twin)"}
+LENS_TITLES = {
+    "margin": "J-Lens",
+    "logit": "logit lens (twin)",
+    "permuted": "control: rows of J permuted",
+    "random transport": "control: random J, same spectrum",
+    "random pairs": "control: random token pairs",
+}
 # Okabe-Ito colours, distinguishable by people with colour blindness; the line style carries the entitlement.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 _DIFFERENCES = ("#666666", "#56B4E9", "#E69F00")

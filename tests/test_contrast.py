@@ -178,3 +178,44 @@ def test_pairs_are_read_as_typed(text, pairs):
 def test_what_is_not_yes_slash_no_is_refused(text):
     with pytest.raises(KlbError, match="YES/NO"):
         parse_pairs(text)
+
+
+PAIRS = ((("a", 1), ("b", 2)), (("c", 3), ("d", 4)), (("e", 5), ("f", 6)))
+
+
+@pytest.mark.parametrize(
+    ("reduction", "side"),
+    [
+        ("mean", lambda x: x.mean(-1)),
+        ("first", lambda x: x[..., 0]),
+        ("max", lambda x: x.amax(-1)),
+        ("logsumexp", lambda x: x.exp().sum(-1).log()),
+    ],
+)
+def test_each_side_is_reduced_by_itself(reduction, side):
+    logits = torch.randn(7, 6, generator=torch.Generator().manual_seed(0))
+    margin = TokenContrast(PAIRS, reduction=reduction).margin(logits)
+    torch.testing.assert_close(margin, side(logits[:, 0::2]) - side(logits[:, 1::2]))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "first", "max", "logsumexp"])
+def test_equal_logits_give_no_margin_whatever_the_reduction(reduction):
+    """Unequal sides would show here: logsumexp over four against six shifts a flat margin by 0.41."""
+    assert TokenContrast(PAIRS, reduction=reduction).margin(torch.full((6,), 3.0)).abs() < 1e-6
+
+
+def test_both_spacings_come_in_pairs_on_the_default_model(smollm):
+    contrast = TokenContrast.of(smollm.chat, (("Yes", "No"), ("yes", "no"), ("YES", "NO")), spaces="both", reduction="max")
+    assert [(yes[0], no[0]) for yes, no in contrast.pairs] == [("Yes", "No"), ("yes", "no"), (" Yes", " No"), (" yes", " no")]
+    assert contrast.dropped == (("YES", "NO"), (" YES", " NO"))
+    assert len(set(contrast.token_ids)) == 8
+    assert [smollm.tokenizer.decode([token]) for token in contrast.token_ids[:2]] == ["Yes", "No"]
+    assert smollm.tokenizer.decode([contrast.token_ids[4]]) == " Yes"
+    assert str(contrast).startswith("max of 'Yes'")
+
+
+def test_an_unknown_reduction_or_spacing_is_refused(smollm):
+    with pytest.raises(KlbError, match="median"):
+        TokenContrast.of(smollm.chat, reduction="median")
+    with pytest.raises(KlbError, match="none"):
+        TokenContrast.of(smollm.chat, spaces="none")

@@ -303,3 +303,19 @@ def test_a_failed_save_keeps_the_lens_that_was_there(lens, path, model, contrast
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
     open_lens(path, model, contrast)
+
+
+def test_a_lens_fitted_for_two_contrasts_serves_each(tmp_path):
+    """One fit, one file; each contrast gets its own rows, as if it had been fitted alone."""
+    model = tiny_model("llama")
+    first, second = (("a", 11), ("b", 22)), (("c", 33), ("d", 44))
+    corpus = Corpus((tuple(range(100, 124)),), "test", "never", 24)
+    options = FitOptions(skip_first=4)
+    save_lens(fit_margin_lens(model, corpus, TokenContrast((first, second)), options), tmp_path / "both.safetensors")
+    for pair in (first, second):
+        contrast = TokenContrast((pair,))
+        opened = open_lens(tmp_path / "both.safetensors", model, contrast)
+        alone = fit_margin_lens(model, corpus, contrast, options)
+        torch.testing.assert_close(opened.rows, alone.rows, atol=1e-6, rtol=1e-5)
+    with pytest.raises(KlbError, match="contrast"):
+        open_lens(tmp_path / "both.safetensors", model, TokenContrast(((("a", 11), ("d", 44)),)))

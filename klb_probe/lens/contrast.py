@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,41 +15,64 @@ from klb_probe.models.chat import ChatFormat
 DEFAULT_PAIRS = (("Yes", "No"),)
 
 
+REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda side: reduce(side, "... pair -> ...", "mean"),
+    "first": lambda side: side[..., 0],
+    "max": lambda side: reduce(side, "... pair -> ...", "max"),
+    "logsumexp": lambda side: side.logsumexp(-1),
+}
+SPACES = {"lead": "as the prompt leads to", "both": "with and without a leading space"}
+
+
 @dataclass(frozen=True)
 class TokenContrast:
-    """Paired single-token word forms; the margin is the mean over pairs of logit(yes) minus logit(no).
+    """Paired single-token word forms; the margin is the reduced yes side minus the reduced no side.
 
     Attributes:
         pairs: ``((yes text, yes id), (no text, no id))`` of each pair. A form counts only if both sides are one token,
             so that neither side gets more tokens than the other.
         dropped: Pairs left out because a side is several tokens.
+        reduction: How the logits of a side become one: ``mean`` (default), ``first``, ``max`` or ``logsumexp``.
     """
 
     pairs: tuple[tuple[tuple[str, int], tuple[str, int]], ...]
     dropped: tuple[tuple[str, str], ...] = ()
+    reduction: str = "mean"
 
     @classmethod
-    def of(cls, chat: ChatFormat, words: Sequence[tuple[str, str]] = DEFAULT_PAIRS) -> TokenContrast:
+    def of(
+        cls,
+        chat: ChatFormat,
+        words: Sequence[tuple[str, str]] = DEFAULT_PAIRS,
+        *,
+        spaces: str = "lead",
+        reduction: str = "mean",
+    ) -> TokenContrast:
         """The contrast of word pairs as they would stand where the answer starts (spaced or not, as the prompt leads to).
 
         Raises:
             KlbError: When no pair has a single token on both sides.
         """
+        if reduction not in REDUCTIONS:
+            raise KlbError(f"unknown reduction {reduction!r}; one of {', '.join(REDUCTIONS)}")
+        if spaces not in SPACES:
+            raise KlbError(f"unknown --spaces {spaces!r}; one of {', '.join(SPACES)}")
         pairs, dropped = [], []
-        for yes, no in words:
-            ids = chat.next_id(yes), chat.next_id(no)
-            if None in ids or ids[0] == ids[1]:
-                dropped.append((yes, no))
-            else:
-                prefix = chat.answer_prefix
-                pairs.append(((prefix + yes, ids[0]), (prefix + no, ids[1])))
+        prefixes = [chat.answer_prefix] if spaces == "lead" else ["", " "]
+        for prefix in prefixes:
+            for yes, no in words:
+                ids = chat.next_id(yes, prefix), chat.next_id(no, prefix)
+                if None in ids or ids[0] == ids[1]:
+                    dropped.append((prefix + yes, prefix + no))
+                else:
+                    pairs.append(((prefix + yes, ids[0]), (prefix + no, ids[1])))
         if not pairs:
             named = ", ".join(f"{yes}/{no}" for yes, no in dropped)
             raise KlbError(
                 f"contrast {named}: a word is not a single token where the answer starts; "
                 "name word forms that are, with --contrast YES/NO[,YES/NO]"
             )
-        return cls(tuple(dict.fromkeys(pairs)), tuple(dropped))
+        return cls(tuple(dict.fromkeys(pairs)), tuple(dropped), reduction)
 
     @property
     def token_ids(self) -> list[int]:
@@ -58,11 +81,12 @@ class TokenContrast:
 
     def margin(self, logits: Tensor) -> Tensor:
         """Margin ``[...]`` of logits ``[..., token]`` in the order of :attr:`token_ids`."""
-        sides = rearrange(logits, "... (pair side) -> ... pair side", side=2)
-        return reduce(sides[..., 0] - sides[..., 1], "... pair -> ...", "mean")
+        yes, no = rearrange(logits, "... (pair side) -> side ... pair", side=2)
+        return REDUCTIONS[self.reduction](yes) - REDUCTIONS[self.reduction](no)
 
     def __str__(self) -> str:
-        return ", ".join(f"{yes[0]!r} ({yes[1]}) minus {no[0]!r} ({no[1]})" for yes, no in self.pairs)
+        pairs = ", ".join(f"{yes[0]!r} ({yes[1]}) minus {no[0]!r} ({no[1]})" for yes, no in self.pairs)
+        return pairs if len(self.pairs) == 1 else f"{self.reduction} of {pairs}"
 
 
 def parse_pairs(text: str) -> tuple[tuple[str, str], ...]:

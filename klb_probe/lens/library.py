@@ -1,20 +1,19 @@
-"""Getting a lens for a model: an explicit file, a shipped one, a cached one, or one fitted on the spot."""
+"""Getting a lens for a model: an explicit one, a published, shipped or cached one, or one fitted on the spot."""
 
 from __future__ import annotations
 
 import logging
-import time
 from pathlib import Path
-
-from tqdm.auto import tqdm
 
 from klb_probe.errors import KlbError
 from klb_probe.lens.contrast import TokenContrast
-from klb_probe.lens.corpus import file_corpus, sampled_corpus
-from klb_probe.lens.fitting import FitOptions, fit_margin_lens
+from klb_probe.lens.fit_run import fit_with_progress
+from klb_probe.lens.fitting import FitOptions
+from klb_probe.lens.jacobian import JacobianLens
+from klb_probe.lens.jacobian_files import SUFFIXES as FULL_LENS_SUFFIXES
 from klb_probe.lens.margin import MarginLens
+from klb_probe.lens.published import HubFile, find_published, parse_lens_spec
 from klb_probe.lens.store import cached_lens_path, find_lens, open_lens, save_lens
-from klb_probe.models.chat import BosPolicy
 from klb_probe.models.residual_model import ResidualModel
 
 log = logging.getLogger(__name__)
@@ -25,90 +24,64 @@ _SPOT_PROMPTS, _SPOT_TOKENS = 64, 128
 
 
 def load_lens(
-    model: ResidualModel, contrast: TokenContrast | None = None, *, path: Path | None = None, fit: bool = False
+    model: ResidualModel, contrast: TokenContrast | None = None, *, path: Path | str | None = None, fit: bool = False
 ) -> MarginLens:
     """The margin lens of a model; its ``file`` says where it was found.
 
-    Looks, in order, at ``path``; lenses that ship with the project; the user's cache; else fits one (64 prompts the
-    model samples itself) and caches it.
+    Looks, in order, at ``path``; the full lens that was published for the model (on the hub or in its cache); lenses that
+    ship with the project; the user's cache; else fits one (64 prompts the model samples itself) and caches it. A full lens
+    becomes the margin lens of the contrast, exactly.
 
     Args:
         model: The model.
         contrast: Its yes/no tokens (default: capitalised Yes and No).
-        path: A lens file to use and no other.
+        path: The lens to use and no other: a margin lens file, a full lens (.pt, or a folder with one), or a file of either
+            kind on the hub, ``hub:OWNER/REPO::FILE[@REVISION]``.
         fit: Fit even where that takes more than ten minutes.
 
     Raises:
         KlbError: When the file belongs to another model or contrast, or a fit would take long and was not asked for.
     """
     contrast = contrast or TokenContrast.of(model.chat)
-    found = path or find_lens(model, contrast)
-    if found is None:
-        found = cached_lens_path(model, contrast)
-        log.info("no lens for %s and this contrast yet: fitting one on text it samples itself", model.name)
-        lens = fit_with_progress(
-            model,
-            contrast,
-            FitOptions(),
-            corpus="sampled",
-            n=_SPOT_PROMPTS,
-            max_tokens=_SPOT_TOKENS,
-            bos="auto",
-            command=f"klb-probe fit --model {model.name}",
-            limit_seconds=None if fit else UNASKED_FIT_SECONDS,
-        )
-        save_lens(lens, found)
-    return open_lens(found, model, contrast)
-
-
-def fit_with_progress(
-    model: ResidualModel,
-    contrast: TokenContrast,
-    options: FitOptions,
-    *,
-    corpus: str,
-    n: int,
-    max_tokens: int,
-    bos: BosPolicy,
-    command: str,
-    limit_seconds: float | None = None,
-) -> MarginLens:
-    """Make the corpus and fit, with bars on a terminal. ``limit_seconds`` stops a fit whose first prompt shows it longer."""
-    if bos not in ("auto", "always", "never"):
-        raise KlbError(f"unknown BOS policy {bos!r}; one of auto, always, never")
-    options.target_layer(model.n_layers)
-    if corpus == "sampled":
-        with _Pace("sampling text", n, limit_seconds, model.name) as pace:
-            prompts = sampled_corpus(model, n=n, max_tokens=max_tokens, seed=options.seed, bos=bos, progress=pace.done)
-    else:
-        prompts = file_corpus(model, Path(corpus), n=n, max_tokens=max_tokens, bos=bos)
-    with _Pace("fitting lens", len(prompts.prompts), limit_seconds, model.name) as pace:
-        return fit_margin_lens(model, prompts, contrast, options, command=command, on_prompt=pace.done)
-
-
-class _Pace:
-    """A bar over prompts that stops the work when its first step shows it would take too long."""
-
-    def __init__(self, what: str, total: int, limit: float | None, name: str) -> None:
-        self.bar = tqdm(total=total, desc=what, unit="prompt", disable=None)
-        self.total, self.limit, self.name = total, limit, name
-        self.start = time.monotonic()
-
-    def __enter__(self) -> _Pace:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.close()
-
-    def done(self, count: int = 1) -> None:
-        """Count prompts done; KlbError after the first step if all of them would take longer than the limit."""
-        self.bar.update(count)
-        if self.limit is None:
-            return
-        expected, limit = (time.monotonic() - self.start) * self.total / count, self.limit
-        self.limit = None
-        if expected > limit:
-            raise KlbError(
-                f"a lens for {self.name} would take {max(1, expected / 60):.0f} min or more to fit here; start it with "
-                "--fit, pass a lens file with --lens, or read the logit lens with --lens logit"
+    lens = _open(parse_lens_spec(str(path)), model, contrast) if path else _published(model, contrast)
+    if lens is None:
+        found = find_lens(model, contrast)
+        if found is None:
+            found = cached_lens_path(model, contrast)
+            log.info("no lens for %s and this contrast yet: fitting one on text it samples itself", model.name)
+            fitted = fit_with_progress(
+                model,
+                contrast,
+                FitOptions(),
+                corpus="sampled",
+                n=_SPOT_PROMPTS,
+                max_tokens=_SPOT_TOKENS,
+                bos="auto",
+                command=f"klb-probe fit --model {model.name}",
+                limit_seconds=None if fit else UNASKED_FIT_SECONDS,
             )
+            save_lens(fitted, found)
+        lens = open_lens(found, model, contrast)
+    log.info("lens for %s: %s", model.name, lens.file)
+    return lens
+
+
+def _open(source: Path | HubFile, model: ResidualModel, contrast: TokenContrast) -> MarginLens:
+    """A lens of either kind, by what its name says it is."""
+    name = source.file if isinstance(source, HubFile) else source.name
+    is_folder = isinstance(source, Path) and source.is_dir()
+    if is_folder or Path(name).suffix in FULL_LENS_SUFFIXES:
+        return JacobianLens.open(source).to_margin_lens(model, contrast)
+    return open_lens(source.fetch() if isinstance(source, HubFile) else source, model, contrast)
+
+
+def _published(model: ResidualModel, contrast: TokenContrast) -> MarginLens | None:
+    """The lens that was published for a model, if it can be had and is what it should be."""
+    source = find_published(model)
+    if source is None:
+        return None
+    try:
+        return _open(source, model, contrast)
+    except KlbError as error:
+        log.warning("published lens for %s passed over: %s", model.name, error)
+        return None

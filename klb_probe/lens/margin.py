@@ -46,6 +46,10 @@ class Lens(Protocol):
     name: str
     contrast: TokenContrast
 
+    def reads(self, layer: int) -> bool:
+        """Whether the lens can read a layer."""
+        ...
+
     def decode(self, residual: Tensor, layer: int) -> Decoded:
         """Read residuals ``[..., d_model]``, outputs of block ``layer``."""
         ...
@@ -70,6 +74,10 @@ class LogitLens:
         """The logit lens of a model, with ``k`` random readouts for the null."""
         rows = gaussian_rows(k, model.d_model, seed).to(model.device)
         return cls(contrast, model.token_readout(contrast.token_ids).to(model.device), rows)
+
+    def reads(self, layer: int) -> bool:
+        """Every layer."""
+        return True
 
     def margin(self, residual: Tensor, layer: int) -> Tensor:
         """Margin ``[...]`` of residuals ``[..., d_model]``, outputs of block ``layer``, in logits (float32)."""
@@ -118,15 +126,32 @@ class MarginLens:
         """Margin ``[...]`` of residuals ``[..., d_model]``, outputs of block ``layer``, in logits (float32)."""
         return self.decode(residual, layer).margin
 
+    def reads(self, layer: int) -> bool:
+        """Layers it has rows for, and those from the target layer on."""
+        return layer in self._index or layer >= self.metadata.target_layer
+
+    def logits(self, residual: Tensor, layer: int) -> Tensor:
+        """Logits ``[..., token]`` of the contrast's tokens."""
+        if layer >= self.metadata.target_layer:
+            return self.readout.logits(residual)
+        residual, i = residual.float(), self._source(layer)
+        return self.readout.from_products(residual @ self.rows[i].T, self._sketched(residual, i)[1])
+
     def decode(self, residual: Tensor, layer: int) -> Decoded:
         """Margin and random readouts; KlbError for a layer the lens has no rows for."""
         if layer >= self.metadata.target_layer:
             return self._identity.decode(residual, layer)
-        if layer not in self._index:
-            raise KlbError(f"this lens has no layer {layer}; it has {', '.join(map(str, self._index))}")
-        i = self._index[layer]
-        residual = residual.float()
-        products = residual @ self.sketch[i].T
-        mean_square = reduce(products.square(), "... k -> ...", "sum") / self.metadata.d_model
+        residual, i = residual.float(), self._source(layer)
+        products, mean_square = self._sketched(residual, i)
         logits = self.readout.from_products(residual @ self.rows[i].T, mean_square)
         return Decoded(self.contrast.margin(logits), self.readout.scaled(products, mean_square))
+
+    def _source(self, layer: int) -> int:
+        if layer not in self._index:
+            raise KlbError(f"this lens has no layer {layer}; it has {', '.join(map(str, self._index))}")
+        return self._index[layer]
+
+    def _sketched(self, residual: Tensor, i: int) -> tuple[Tensor, Tensor]:
+        """Products with the sketch rows ``[..., k]``, and the mean square of the transported residual they estimate."""
+        products = residual @ self.sketch[i].T
+        return products, reduce(products.square(), "... k -> ...", "sum") / self.metadata.d_model

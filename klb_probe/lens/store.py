@@ -63,6 +63,8 @@ def open_lens(path: Path, model: ResidualModel, contrast: TokenContrast) -> Marg
         raise KlbError(f"lens {path}: tensors of shape {tuple(rows.shape)}, {tuple(sketch.shape)} do not fit its metadata")
     if not (torch.isfinite(rows).all() and torch.isfinite(sketch).all()):
         raise KlbError(f"lens {path}: holds values that are not finite")
+    fitted = [token for pair in metadata.contrast for _, token in pair]
+    rows = rows[:, [fitted.index(token) for token in contrast.token_ids]]
     readout = model.token_readout(contrast.token_ids).to(model.device)
     return MarginLens(contrast, readout, rows.to(model.device), sketch.to(model.device), metadata, path)
 
@@ -74,12 +76,17 @@ def mismatch(metadata: LensMetadata, model: ResidualModel, contrast: TokenContra
         return f"of width {metadata.d_model}, fitted on {whose}; {model.name} has width {model.d_model}"
     if metadata.n_layers != model.n_layers:
         return f"fitted on {whose} with {metadata.n_layers} layers; {model.name} has {model.n_layers}"
-    if metadata.fingerprint != model.fingerprint:
+    if metadata.fingerprint not in (None, model.fingerprint):
         return f"fitted on {whose}, whose weights are not those of {model.name} loaded here; fit one with `klb-probe fit`"
-    if metadata.contrast != contrast.pairs:
+    if not _token_pairs(contrast.pairs) <= _token_pairs(metadata.contrast):
         fitted = TokenContrast(metadata.contrast)
         return f"fitted for the contrast {fitted}, not {contrast}; fit one with `klb-probe fit --contrast ...`"
     return None
+
+
+def _token_pairs(pairs: tuple[tuple[tuple[str, int], tuple[str, int]], ...]) -> set[tuple[int, int]]:
+    """Pairs by id: a lens fitted for several contrasts serves each of them."""
+    return {(yes[1], no[1]) for yes, no in pairs}
 
 
 def find_lens(model: ResidualModel, contrast: TokenContrast) -> Path | None:
@@ -90,7 +97,8 @@ def find_lens(model: ResidualModel, contrast: TokenContrast) -> Path | None:
         except KlbError as error:
             log.warning("passed over: %s", error)
             continue
-        if mismatch(metadata, model, contrast) is None:
+        # Without a fingerprint any model of the same shape would match: such a lens is taken only when named.
+        if metadata.fingerprint and mismatch(metadata, model, contrast) is None:
             return path
     return None
 

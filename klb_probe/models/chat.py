@@ -56,11 +56,15 @@ class ChatFormat:
         ends_open = text[-1].isspace() or last in self.tokenizer.all_special_ids
         return "" if ends_open else " "
 
-    def next_id(self, word: str) -> int | None:
-        """The id of ``word`` where an answer starts, or None if it is not a single token there."""
+    def next_id(self, word: str, prefix: str | None = None) -> int | None:
+        """The id of ``word`` where an answer starts, or None if it is not a single token there.
+
+        ``prefix`` stands before the word: :attr:`answer_prefix` by default.
+        """
+        prefix = self.answer_prefix if prefix is None else prefix
         before = self.render("s", "u")
         prompt = _bare_ids(self.tokenizer, before)
-        answered = _bare_ids(self.tokenizer, before + self.answer_prefix + word)
+        answered = _bare_ids(self.tokenizer, before + prefix + word)
         if answered[: len(prompt)] == prompt and len(answered) == len(prompt) + 1:
             return answered[-1]
         return None

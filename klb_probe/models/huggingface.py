@@ -115,7 +115,9 @@ class HuggingFaceModel:
         return Capture(residuals, logits)
 
     @contextmanager
-    def gradient_graph(self, ids: Tensor, layers: Sequence[int], target_layer: int) -> Iterator[tuple[list[Tensor], Tensor]]:
+    def gradient_graph(
+        self, ids: Tensor, layers: Sequence[int], target_layer: int, first_position: int = 0
+    ) -> Iterator[tuple[list[Tensor], Tensor]]:
         if not layers or max(layers) >= target_layer:
             raise KlbError(f"source layers {list(layers)} must lie below target layer {target_layer}")
         kept: dict[int, Tensor] = {}
@@ -131,8 +133,13 @@ class HuggingFaceModel:
         try:
             for parameter, _ in flags:
                 parameter.requires_grad_(False)
+            ids, inputs = ids.to(self.device), {"use_cache": False}
+            if first_position:
+                inputs = {"use_cache": True, self._cache_argument: self.new_cache()}
+                with torch.no_grad():
+                    self.model(ids[:, :first_position], logits_to_keep=1, **inputs)
             with torch.enable_grad(), self._hooks([*layers, target_layer], keep):
-                self.model(ids.to(self.device), use_cache=False, logits_to_keep=1)
+                self.model(ids[:, first_position:], logits_to_keep=1, **inputs)
             yield [kept[layer] for layer in layers], kept[target_layer]
         finally:
             for parameter, flag in flags:

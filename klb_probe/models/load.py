@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from klb_probe.errors import KlbError
 from klb_probe.models.gguf_cache import dequantised_folder
 from klb_probe.models.hook_map import find_hook_map
+from klb_probe.models.hub import first_line, hub_errors
 from klb_probe.models.huggingface import HuggingFaceModel
 from klb_probe.models.registry import DEFAULT_MODEL, ModelSource, resolve
 
@@ -133,41 +133,15 @@ def _check_causal(config: Any, name: str) -> None:
 @contextlib.contextmanager
 def _explained(source: ModelSource) -> Iterator[None]:
     """Turn what hub and loader raise into one line with a remedy."""
+    if source.hub:
+        hint = f" ({source.hint})" if source.hint else ""
+        with hub_errors(source.hub, instead="pass a local folder or .gguf file", hint=hint):
+            yield
+        return
     try:
         yield
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        kinds = {kind.__name__ for raised in _causes(error) for kind in type(raised).__mro__}
-        hint = f" ({source.hint})" if source.hint else ""
-        if not source.hub:
-            raise KlbError(f"cannot load {source.folder or source.gguf}: {_first_line(error)}") from error
-        if "GatedRepoError" in kinds:
-            raise KlbError(
-                f"{source.hub} is gated: accept its licence on the hub, then `hf auth login`, or pass a local folder"
-            ) from error
-        if "RepositoryNotFoundError" in kinds or "RevisionNotFoundError" in kinds:
-            raise KlbError(f"no {source.hub} (or no such revision) on the hub, or it is private{hint}") from error
-        if kinds & {
-            "LocalEntryNotFoundError",
-            "OfflineModeIsEnabled",
-            "ConnectionError",
-            "ConnectError",
-            "TimeoutException",
-        } or ("couldn't connect" in str(error)):
-            offline = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") else "the model hub cannot be reached"
-            raise KlbError(
-                f"{source.hub}: {offline} and it is not in the local cache; pass a local folder or .gguf file{hint}"
-            ) from error
-        raise KlbError(f"cannot load {source.hub}: {_first_line(error)}{hint}") from error
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise KlbError(f"cannot load {source.folder or source.gguf}: {first_line(error)}") from error
 
 
 @contextlib.contextmanager

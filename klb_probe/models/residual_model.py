@@ -64,11 +64,12 @@ class ResidualModel(Protocol):
         ...
 
     def gradient_graph(
-        self, ids: Tensor, layers: Sequence[int], target_layer: int
+        self, ids: Tensor, layers: Sequence[int], target_layer: int, first_position: int = 0
     ) -> AbstractContextManager[tuple[list[Tensor], Tensor]]:
         """Source residuals (one ``[1, sequence, d_model]`` a layer) and the target residual that depends on them.
 
         The graph starts at the earliest layer; parameters need no gradient inside the context and get theirs back after.
+        With ``first_position`` the residuals start there, and the positions before it are constants.
         """
         ...
 

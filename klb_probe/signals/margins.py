@@ -70,7 +70,7 @@ class Margins:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """Tidy: one row a prompt, lens and layer."""
+        """Tidy: one row a prompt, lens and layer it reads."""
         n_prompts, n_lenses, n_layers = self.readouts.margins.shape
         repeated = self._labels.loc[self._labels.index.repeat(n_lenses * n_layers)].reset_index(drop=True)
         return repeated.assign(
@@ -78,7 +78,7 @@ class Margins:
             layer=np.tile(np.arange(n_layers), n_prompts * n_lenses),
             position=POSITION,
             margin=self.readouts.margins.numpy().reshape(-1),
-        )
+        ).dropna(subset="margin", ignore_index=True)
 
     def summary(self, *, seed: int = 0) -> pd.DataFrame:
         """Tidy statistics with 95 % bootstrap intervals over pairs.
@@ -88,7 +88,8 @@ class Margins:
         ``framing_contrast`` (the first framing minus another, owed and not owed apart); ``auroc`` of the margin for
         entitlement, all owed prompts against all others; ``pair_accuracy``, the share of pairs (at the same paraphrase)
         whose owed side has the higher margin, which offsets between domains and wordings cannot blur. The last two have
-        ``null_q95``, the 95th percentile of the folded statistic over the lens's random readouts.
+        ``null_q95``, the 95th percentile of the folded statistic over the lens's random readouts. ``agreement``: the share
+        of prompts where the layer's margin has the sign of the model's own.
         """
         entitled, framing = self._labels["entitled"].to_numpy(), self._labels["framing"].to_numpy()
         bootstrap = PairBootstrap(self._labels["pair"].to_numpy(), seed=seed)
@@ -96,9 +97,11 @@ class Margins:
         for number, lens in enumerate(self.lenses):
             values = self.readouts.margins[:, number].double().numpy()
             random = self.readouts.random[:, number].numpy()
+            own_sign = np.sign(self.readouts.own.double().numpy())[:, None]
 
             def add(statistic: str, name: str, label: bool | None, estimate: Estimate, lens=lens, **more: Any) -> None:
-                rows.append(_table(lens, statistic, name, label, estimate, **more))
+                table = _table(lens, statistic, name, label, estimate, **more)
+                rows.append(table[~np.isnan(values).all(0)])  # noqa: B023 (called within this turn of the loop)
 
             for name in self.framings:
                 here = framing == name
@@ -116,6 +119,12 @@ class Margins:
                 estimate = bootstrap.mean(_wins(values, owed, twins), np.isin(np.arange(len(values)), owed))
                 null = folded_quantile(_wins(random, owed, twins)[owed].mean(0))
                 add("pair_accuracy", name, None, estimate, null_q95=null)
+                add(
+                    "agreement",
+                    name,
+                    None,
+                    bootstrap.mean(np.where(np.isnan(values), np.nan, np.sign(values) == own_sign), here),
+                )
             first, *others = self.framings
             for other in others:
                 for label in (True, False):
@@ -175,8 +184,9 @@ def prepare(
     domains: Iterable[str] | None = None,
     framings: Iterable[str] = DEFAULT_FRAMINGS,
     root: Path | None = None,
+    controls: Sequence[Lens] = (),
 ) -> tuple[Margins, list[Lens]]:
-    """Scenarios as ids with empty readouts, and the lenses to read them with: the given one and its logit-lens twin."""
+    """Scenarios as ids with empty readouts, and what to read them with: the lens, its logit-lens twin, and any controls."""
     scenarios = eligibility_scenarios(load_domains(domains, root), framings, root)
     ids = [model.chat.encode(scenario.system, scenario.user) for scenario in scenarios]
     if isinstance(lens, MarginLens):
@@ -185,8 +195,10 @@ def prepare(
         hashes = [lens.metadata.model_dump_json()]
     else:
         k, lenses, hashes = len(lens.random_rows), [lens], []
+    n_own = len(lenses)
+    lenses += controls
     key = readout_key(model, lenses, hashes, ids)
-    readouts = Readouts.empty(len(ids), len(lenses), model.n_layers, k, key)
+    readouts = Readouts.empty(len(ids), len(lenses), model.n_layers, k, key, n_own)
     names = tuple(one.name for one in lenses)
     return Margins(scenarios, ids, names, readouts, model.name, str(lens.contrast)), lenses
 

@@ -25,12 +25,13 @@ class Readouts:
     """Readouts of prompts at their last token, filled batch by batch.
 
     Attributes:
-        margins: ``[prompt, lens, layer]`` float32.
+        margins: ``[prompt, lens, layer]`` float32; NaN where a lens does not read a layer.
         random: Random readouts ``[prompt, lens, layer, k]`` float32.
         own: The model's own margin ``[prompt]``.
         scale: Largest own logit of the contrast in absolute value ``[prompt]``; the unit of the last-block check.
         done: Which prompts have been read ``[prompt]``.
         key: Hash of model, lenses and prompts: what may be resumed.
+        n_own: Leading lenses that must read the model's own margin at the last block.
     """
 
     margins: Tensor
@@ -39,11 +40,12 @@ class Readouts:
     scale: Tensor
     done: Tensor
     key: str
+    n_own: int
 
     _TENSORS: ClassVar[tuple[str, ...]] = ("margins", "random", "own", "scale", "done")
 
     @classmethod
-    def empty(cls, n_prompts: int, n_lenses: int, n_layers: int, k: int, key: str) -> Readouts:
+    def empty(cls, n_prompts: int, n_lenses: int, n_layers: int, k: int, key: str, n_own: int) -> Readouts:
         """Nothing read yet."""
         return cls(
             margins=torch.full((n_prompts, n_lenses, n_layers), torch.nan),
@@ -52,6 +54,7 @@ class Readouts:
             scale=torch.full((n_prompts,), torch.nan),
             done=torch.zeros(n_prompts, dtype=torch.bool),
             key=key,
+            n_own=n_own,
         )
 
     def save(self, path: Path) -> None:
@@ -72,7 +75,7 @@ class Readouts:
     @property
     def last_block_error(self) -> float:
         """Largest difference, over lenses and prompts read, between the last block's margin and the model's own."""
-        difference = (self.margins[..., -1] - self.own[:, None])[self.done]
+        difference = (self.margins[:, : self.n_own, -1] - self.own[:, None])[self.done]
         return float(difference.abs().max()) if len(difference) else 0.0
 
     def check_last_block(self, dtype: torch.dtype) -> None:
@@ -88,7 +91,7 @@ class Readouts:
 def readout_key(model: ResidualModel, lenses: Sequence[Lens], lens_hashes: Sequence[str], ids: Sequence[Sequence[int]]) -> str:
     """Hash of everything that readouts depend on."""
     parts = [model.fingerprint, str(model.dtype), *(lens.name for lens in lenses), *lens_hashes]
-    parts += [str(lenses[0].contrast.token_ids), repr([list(row) for row in ids])]
+    parts += [str(lenses[0].contrast), str(lenses[0].contrast.token_ids), repr([list(row) for row in ids])]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -113,9 +116,11 @@ def read_prompts(
     for indices, capture in prefill(model, [ids[i] for i in todo], layers, contrast.token_ids, batch_size=batch_size):
         rows = torch.tensor([todo[i] for i in indices])
         for number, lens in enumerate(lenses):
-            decoded = [lens.decode(capture.residuals[layer, :, 0], layer) for layer in layers]
-            readouts.margins[rows, number] = torch.stack([d.margin for d in decoded], dim=-1).cpu()
-            readouts.random[rows, number] = torch.stack([d.random for d in decoded], dim=-2).cpu()
+            read = [layer for layer in layers if lens.reads(layer)]  # the others stay NaN
+            decoded = [lens.decode(capture.residuals[layer, :, 0], layer) for layer in read]
+            here = rows[:, None], number, torch.tensor(read)
+            readouts.margins[here] = torch.stack([d.margin for d in decoded], dim=-1).cpu()
+            readouts.random[here] = torch.stack([d.random for d in decoded], dim=-2).cpu()
         logits = capture.logits[:, 0].cpu()
         readouts.own[rows] = contrast.margin(logits)
         readouts.scale[rows] = logits.abs().amax(-1)

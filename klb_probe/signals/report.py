@@ -20,10 +20,10 @@ DOES_NOT_SHOW = (
 )
 
 
-def shown_layers(n_layers: int) -> list[int]:
-    """About nine layers, evenly spread, first and last included."""
-    steps = min(_SHOWN_LAYERS, n_layers) - 1
-    return sorted({round(i * (n_layers - 1) / steps) for i in range(steps + 1)}) if steps else [0]
+def shown_layers(layers: list[int]) -> list[int]:
+    """About nine of the layers, evenly spread, first and last included."""
+    steps = min(_SHOWN_LAYERS, len(layers)) - 1
+    return [layers[i] for i in sorted({round(i * (len(layers) - 1) / steps) for i in range(steps + 1)})] if steps else layers
 
 
 def tables(summary: pd.DataFrame) -> RenderableType:
@@ -123,9 +123,9 @@ def _grid(summary: pd.DataFrame, title: str, columns: list[_Column]) -> Renderab
         grid.add_column(column.header, justify="right")
         cells.append(rows.apply(_cell, axis=1))
     first = rows.iloc[0]
-    n_layers = int(summary["layer"].max()) + 1
-    for layer in shown_layers(n_layers):
-        grid.add_row(f"{layer}{' = own' if layer == n_layers - 1 else ''}", *(cell[layer] for cell in cells))
+    last = int(summary["layer"].max())
+    for layer in shown_layers(sorted(cells[0].index)):
+        grid.add_row(f"{layer}{' = own' if layer == last else ''}", *(cell.get(layer, "-") for cell in cells))
     return Group(Text(f"\n{title}; a column: n = {first['n']} prompts, {first['n_pairs']} pairs", style="bold"), grid)
 
 

@@ -6,6 +6,7 @@ almost all of their text. Every function works on all layers at once.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,7 +64,7 @@ class PairBootstrap:
         return self._estimate(point, draws, chosen)
 
     def _mean(self, values: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        member = self.member[chosen]
+        member, values = self.member[chosen], np.asarray(values, dtype=float)
         sums, counts = member.T @ values[chosen], member.sum(0)
         with np.errstate(invalid="ignore", divide="ignore"):
             return sums.sum(0) / counts.sum(), (self.weights @ sums) / (self.weights @ counts)[:, None]
@@ -79,7 +80,9 @@ class PairBootstrap:
     def _estimate(self, point: np.ndarray, draws: np.ndarray, chosen: np.ndarray) -> Estimate:
         tail = (1 - LEVEL) / 2
         # A draw without one of the groups has no value; it is left out of the interval.
-        low, high = np.nanquantile(draws, [tail, 1 - tail], axis=0) if np.isfinite(draws).any() else (point, point)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "All-NaN slice", RuntimeWarning)
+            low, high = np.nanquantile(draws, [tail, 1 - tail], axis=0)
         return Estimate(point, low, high, int(chosen.sum()), int(np.unique(self.index[chosen]).size))
 
 
