@@ -177,6 +177,8 @@ def jlens(
         raise
 
     summary = margins.summary(seed=seed)
+    if controls:
+        summary = _with_identity_share(summary, decoder)
     state.save(checkpoint)
     _write_tables(folder, margins, summary, loaded.tokenizer)
     record |= {
@@ -224,6 +226,18 @@ def _controls(decoder: Any, model: Any, tokens: Any) -> list[Any]:
         raise KlbError("--controls change the whole J: pass a full lens with --lens FILE.pt (klb-probe fit --kind full)")
     meta = decoder.metadata
     return control_lenses(JacobianLens.open(decoder.file), model, tokens, k=meta.k, seed=meta.seed)
+
+
+def _with_identity_share(summary: pd.DataFrame, decoder: Any) -> pd.DataFrame:
+    """The summary, and how far each J of the full lens is the identity: tr(J) / d."""
+    import pandas as pd
+
+    from klb_probe.lens.checks import exact_identity_share
+    from klb_probe.lens.jacobian import JacobianLens
+
+    found = exact_identity_share(JacobianLens.open(decoder.file))
+    rows = pd.DataFrame({"lens": "margin", "layer": found.layers, "statistic": "identity_share", "value": found.share})
+    return pd.concat([summary, rows], ignore_index=True)
 
 
 def _counts(margins: Margins) -> dict[str, int]:

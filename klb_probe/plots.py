@@ -36,16 +36,20 @@ def margins_by_depth(summary: pd.DataFrame, model: str, contrast: str) -> Figure
     lenses = list(dict.fromkeys(summary["lens"]))
     framings = framings_of(summary)
     colours = dict(zip(framings, _COLOURS * len(framings), strict=False))
-    figure = Figure(figsize=(5.6 * len(lenses) + 1, 12.5), layout="constrained")
-    axes = figure.subplots(4, len(lenses), squeeze=False, sharex=True, sharey="row")
+    shares = summary[summary["statistic"] == "identity_share"]
+    n_rows = 5 if len(shares) else 4  # only a run with controls has them
+    figure = Figure(figsize=(5.6 * len(lenses) + 1, 3.1 * n_rows), layout="constrained")
+    axes = figure.subplots(n_rows, len(lenses), squeeze=False, sharex=True, sharey="row")
     for column, lens in enumerate(lenses):
         table = summary[summary["lens"] == lens]
         _draw_margins(axes[0, column], table, framings, colours)
         _draw_contrasts(axes[1, column], table, colours)
         _draw_score(axes[2, column], table, "auroc", framings, colours)
         _draw_score(axes[3, column], table, "pair_accuracy", framings, colours)
+        if n_rows == 5:
+            _draw_agreement(axes[4, column], table, framings, colours)
         axes[0, column].set_title(LENS_TITLES[lens])
-        axes[3, column].set_xlabel("layer (output of block)")
+        axes[-1, column].set_xlabel("layer (output of block)")
     axes[0, 0].set_ylabel("yes-minus-no margin (logits)")
     axes[1, 0].set_ylabel("contrast of margins (logits)")
     axes[2, 0].set_ylabel("AUROC of entitlement")
@@ -55,6 +59,8 @@ def margins_by_depth(summary: pd.DataFrame, model: str, contrast: str) -> Figure
     scores = summary[summary["statistic"] == "auroc"]
     for row in (2, 3):
         axes[row, 0].set_ylim(0, 1)
+    if n_rows == 5:
+        axes[4, 0].set_ylabel("agreement with final sign; tr(J)/d")
     counts = scores.iloc[0]
     figure.suptitle(
         f"{model}: {contrast}\n{counts['n_pairs']} pairs of a case and its twin, {counts['n']} prompts a framing; "
@@ -95,6 +101,15 @@ def _draw_score(axis: Axes, table: pd.DataFrame, statistic: str, framings: list[
             axis.plot(line["layer"], edge, ":", color=colours[framing], lw=1, label=label)
         _draw_line(axis, line, colours[framing], framing)
     axis.axhline(0.5, color="black", lw=0.6)
+
+
+def _draw_agreement(axis: Axes, table: pd.DataFrame, framings: list[str], colours: dict[str, str]) -> None:
+    for framing in framings:
+        line = table[(table["statistic"] == "agreement") & (table["framing"] == framing)]
+        _draw_line(axis, line, colours[framing], f"agreement, {framing}")
+    share = table[table["statistic"] == "identity_share"]
+    if len(share):
+        axis.plot(share["layer"], share["value"], ":", color="black", lw=1.6, label="identity share tr(J)/d")
 
 
 def _draw_line(axis: Axes, line: pd.DataFrame, colour: str, label: str, style: str = "-") -> None:

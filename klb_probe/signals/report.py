@@ -60,6 +60,14 @@ def tables(summary: pd.DataFrame) -> RenderableType:
             _Column(f"{LENS_TITLES[one]}\n{framing}", one, statistic, framing, None) for one in lenses for framing in framings
         ]
         grids += _grids(summary, f"{name} [95 % interval] | null: 95th percentile of random readouts, folded", columns)
+    share = summary[summary["statistic"] == "identity_share"].set_index("layer")["value"]
+    if len(share):  # only a run with controls has it
+        columns = [
+            _Column(f"{LENS_TITLES[one]}\n{framing}", one, "agreement", framing, None) for one in lenses for framing in framings
+        ]
+        grids += _grids(summary, "Prompts where the margin has the sign of the model's own [95 % interval]", columns)
+        shares = ", ".join(f"{share[layer]:.2f} at {layer}" for layer in shown_layers(sorted(share.index)))
+        grids.append(Text(f"\nIdentity share tr(J)/d of the J-Lens by layer: {shares}"))
     return Group(*grids)
 
 
