@@ -46,7 +46,7 @@ def fit(
     seed: Annotated[int, typer.Option(help="Seed of sketch and sampling.")] = 0,
     batch: Annotated[
         int | None,
-        typer.Option(help="Cotangents in one backward pass (margin 17, full 16); halved when memory is short.", min=1),
+        typer.Option(help="Cotangents in one backward pass (by kind and device); halved when memory is short.", min=1),
     ] = None,
     bos: Bos = "auto",
     normalise: Annotated[

@@ -62,8 +62,8 @@ def refuse_forward_only(model: ResidualModel) -> None:
     name = str(getattr(method, "value", method))
     if name not in _DIFFERENTIABLE and not said.get("dequantize"):
         raise KlbError(
-            f"{model.name} is quantised with {name}, which has no backward pass; fit on unquantised weights "
-            "(the lens fits the quantised model as well), or on a bitsandbytes copy"
+            f"{model.name} is quantised with {name}, which has no backward pass; fit on its unquantised weights, "
+            "or on a bitsandbytes copy"
         )
 
 
