@@ -49,6 +49,9 @@ def fit(
         typer.Option(help="Cotangents in one backward pass (by kind and device); halved when memory is short.", min=1),
     ] = None,
     bos: Bos = "auto",
+    shuffle: Annotated[
+        bool, typer.Option("--shuffle", help="Put the tokens of each prompt in random order: a control for jlens --shuffled.")
+    ] = False,
     normalise: Annotated[
         bool, typer.Option("--normalise", help="Every prompt weighs the same, however large its Jacobian (heavy tails).")
     ] = False,
@@ -122,6 +125,7 @@ def _fit(asked: dict) -> None:
             n=asked["n"],
             max_tokens=asked["max_len"],
             bos=asked["bos"],
+            shuffle=asked["shuffle"],
             command=_command(asked),
             checkpoint=checkpoint,
             resume=asked["resume"],
@@ -168,7 +172,7 @@ def _command(asked: dict) -> str:
             continue
         text = ",".join(map(str, value)) if name == "layers" else str(value)
         parts += [f"--{name.replace('_', '-')}", shlex.quote(text)]
-    return " ".join([*parts, "--normalise"] if asked["normalise"] else parts)
+    return " ".join([*parts, *(f"--{name}" for name in ("shuffle", "normalise") if asked[name])])
 
 
 @fit_app.command(epilog=MERGE_EXAMPLE)

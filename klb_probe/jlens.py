@@ -40,6 +40,9 @@ def jlens(
     controls: Annotated[
         bool, typer.Option("--controls", help="Beside a full lens (--lens FILE.pt): permuted J, random J, random token pairs.")
     ] = False,
+    shuffled: Annotated[
+        str | None, typer.Option(help="A lens fitted on shuffled text (klb-probe fit --shuffle), read beside as a control.")
+    ] = None,
     contrast: Contrast = "Yes/No",
     spaces: Spaces = "lead",
     reduce: Reduce = "mean",
@@ -109,6 +112,10 @@ def jlens(
     else:
         decoder = load_lens(loaded, tokens, path=None if lens == "margin" else lens, fit=fit)
     beside = _controls(decoder, loaded, tokens) if controls else []
+    if shuffled:
+        control = load_lens(loaded, tokens, path=shuffled)
+        control.name = "shuffled text"
+        beside.append(control)
     console.print(
         f"model     {loaded.name}, {loaded.n_layers} layers, {str(loaded.dtype)[6:]} on {loaded.device}; {loaded.chat.style}"
     )
@@ -237,7 +244,7 @@ def _with_identity_share(summary: pd.DataFrame, decoder: Any) -> pd.DataFrame:
 
     found = exact_identity_share(JacobianLens.open(decoder.file))
     rows = pd.DataFrame({"lens": "margin", "layer": found.layers, "statistic": "identity_share", "value": found.share})
-    return pd.concat([summary, rows], ignore_index=True)
+    return pd.concat([summary, rows], ignore_index=True).astype({"n": "Int64", "n_pairs": "Int64"})
 
 
 def _counts(margins: Margins) -> dict[str, int]:

@@ -16,6 +16,7 @@ LENS_TITLES = {
     "permuted": "control: rows of J permuted",
     "random transport": "control: random J, same spectrum",
     "random pairs": "control: random token pairs",
+    "shuffled text": "control: lens of shuffled text",
 }
 # Okabe-Ito colours, distinguishable by people with colour blindness; the line style carries the entitlement.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")

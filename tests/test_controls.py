@@ -10,7 +10,9 @@ from tiny import LAYERS, WIDTH, tiny_model
 
 from klb_probe.lens.contrast import TokenContrast
 from klb_probe.lens.controls import control_lenses, random_pairs, random_transport
+from klb_probe.lens.corpus import Corpus
 from klb_probe.lens.jacobian import JacobianLens
+from klb_probe.lens.store import read_metadata
 
 CONTRAST = TokenContrast(((("a", 11), ("b", 22)),))
 
@@ -110,3 +112,34 @@ def test_a_lens_of_some_layers_is_read_at_those_and_at_the_last(tmp_path, model,
     assert set(margins[margins["lens"] == "logit"]["layer"]) == set(range(LAYERS))
     assert set(summary[summary["lens"] == "margin"]["layer"]) == {1, LAYERS - 1}
     assert summary["value"].notna().all()
+
+
+def test_shuffled_text_keeps_every_prompts_tokens_and_its_first():
+    corpus = Corpus(((1, 5, 6, 7, 8, 9), (2, 5, 5, 6, 6, 7)), "text", "auto", 6)
+    shuffled = corpus.shuffled(3)
+    assert [sorted(ids) for ids in shuffled.prompts] == [sorted(ids) for ids in corpus.prompts]
+    assert [ids[0] for ids in shuffled.prompts] == [1, 2]
+    assert shuffled.prompts != corpus.prompts
+    assert shuffled == corpus.shuffled(3)
+    assert shuffled.source == "text, tokens shuffled"
+
+
+def test_a_lens_of_shuffled_text_stands_beside_the_lens(tmp_path):
+    from tiny import default_tokenizer, tiny_hf_model
+
+    folder = tmp_path / "tiny-llama"
+    tiny_hf_model("llama").save_pretrained(folder)
+    default_tokenizer().save_pretrained(folder)
+    fit = ["fit", "--model", folder, "--n", 3, "--max-len", 24]
+    plain, mixed = tmp_path / "plain.safetensors", tmp_path / "mixed.safetensors"
+    assert klb(*fit, "--out", plain) == 0
+    assert klb(*fit, "--shuffle", "--out", mixed) == 0
+    assert read_metadata(mixed).corpus.source.endswith("tokens shuffled")
+    assert "--shuffle" in read_metadata(mixed).command
+    assert read_metadata(mixed).corpus.sha256 != read_metadata(plain).corpus.sha256
+    command = ["jlens", "--model", folder, "--domains", "deposit", "--framings", "honest", "--lens", plain]
+    assert klb(*command, "--shuffled", mixed, "--out", tmp_path / "out") == 0
+    margins = pd.read_csv(tmp_path / "out" / "margins.csv")
+    inner = margins[margins["layer"] == 0].pivot_table(index=["scenario", "paraphrase"], columns="lens", values="margin")
+    assert list(inner) == ["logit", "margin", "shuffled text"]
+    assert (inner["margin"] - inner["shuffled text"]).abs().max() > 1e-3

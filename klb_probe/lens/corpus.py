@@ -7,7 +7,7 @@ import itertools
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,9 @@ _WIKITEXT = ("Salesforce/wikitext", "wikitext-103-raw-v1")
 _WIKITEXT_CHARACTERS = 2000
 # Template boilerplate that prompts share is fitted again and again; from this share on it is worth a warning.
 _SHARED_PREFIX, _DISTINCT = 0.35, 0.9
+
+
+SHUFFLED = ", tokens shuffled"
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,12 @@ class Corpus:
         shares = [_common(a, b) / max(1, min(len(a), len(b))) for a, b in pairs]
         return sum(shares) / len(shares) if shares else 0.0
 
+    def shuffled(self, seed: int) -> Corpus:
+        """The same tokens of each prompt in random order, its first one kept in place (it may be a BOS): a control text."""
+        chance = random.Random(seed)
+        prompts = tuple((ids[0], *chance.sample(ids[1:], len(ids) - 1)) for ids in self.prompts)
+        return replace(self, prompts=prompts, source=self.source + SHUFFLED)
+
     def warning(self) -> str | None:
         """One line about prompts that repeat each other, or None."""
         n, distinct = len(self.prompts), len(set(self.prompts))
@@ -89,7 +98,8 @@ class CorpusRequest:
         max_tokens: Tokens a prompt, at most.
         min_tokens: Texts of fewer are passed over and counted.
         bos: BOS policy.
-        seed: Seed of sampled text.
+        seed: Seed of sampled text and of shuffling.
+        shuffle: Put the tokens of each prompt in random order.
     """
 
     what: str
@@ -98,9 +108,14 @@ class CorpusRequest:
     min_tokens: int = 1
     bos: BosPolicy = "auto"
     seed: int = 0
+    shuffle: bool = False
 
     def make(self, model: ResidualModel, progress: Callable[[int], None] = lambda _: None) -> Corpus:
         """The corpus; ``progress`` is called with the number of prompts just sampled."""
+        corpus = self._made(model, progress)
+        return corpus.shuffled(self.seed) if self.shuffle else corpus
+
+    def _made(self, model: ResidualModel, progress: Callable[[int], None]) -> Corpus:
         if self.what == "sampled":
             return sampled_corpus(model, n=self.n, max_tokens=self.max_tokens, seed=self.seed, bos=self.bos, progress=progress)
         if self.what == "wikitext":

@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 from klb_probe.errors import KlbError
 from klb_probe.lens.checkpoint import Checkpoint, Saved, refuse_other_settings
 from klb_probe.lens.contrast import TokenContrast
-from klb_probe.lens.corpus import Corpus, CorpusRequest, sampled_source
+from klb_probe.lens.corpus import SHUFFLED, Corpus, CorpusRequest, sampled_source
 from klb_probe.lens.fitting import Fit, FitOptions, fit_lens, fit_settings
 from klb_probe.lens.margin import MarginLens
 from klb_probe.models.chat import BosPolicy
@@ -33,6 +33,7 @@ def fit_with_progress(
     max_tokens: int,
     bos: BosPolicy,
     command: str,
+    shuffle: bool = False,
     limit_seconds: float | None = None,
     checkpoint: Checkpoint | None = None,
     resume: bool = False,
@@ -41,6 +42,7 @@ def fit_with_progress(
 
     Args:
         corpus: What :class:`~klb_probe.lens.corpus.CorpusRequest` reads.
+        shuffle: Fit on the same tokens in random order, as a control.
         limit_seconds: Stop a fit whose first prompt shows it longer.
         checkpoint: Where to keep the fit while it is under way.
         resume: Go on from the checkpoint, if there is one.
@@ -50,7 +52,7 @@ def fit_with_progress(
     """
     if bos not in ("auto", "always", "never"):
         raise KlbError(f"unknown BOS policy {bos!r}; one of auto, always, never")
-    request = CorpusRequest(corpus, n, max_tokens, options.skip_first + 2, bos, options.seed)
+    request = CorpusRequest(corpus, n, max_tokens, options.skip_first + 2, bos, options.seed, shuffle)
     asked = _asked(request)
     saved = checkpoint.load() if checkpoint and resume else None
     if saved:
@@ -83,7 +85,13 @@ _FOUND = ("corpus hash", "too short")
 
 
 def _asked(request: CorpusRequest) -> dict[str, Any]:
-    return {"corpus": request.what, "n": request.n, "max len": request.max_tokens, "bos": request.bos}
+    return {
+        "corpus": request.what,
+        "n": request.n,
+        "max len": request.max_tokens,
+        "bos": request.bos,
+        "shuffle": request.shuffle,
+    }
 
 
 def _text(model: ResidualModel, request: CorpusRequest, saved: Saved | None, limit_seconds: float | None) -> Corpus:
@@ -91,7 +99,8 @@ def _text(model: ResidualModel, request: CorpusRequest, saved: Saved | None, lim
     if request.what != "sampled":
         return request.make(model)
     if saved:
-        return Corpus(saved.prompts, sampled_source(model, request.seed), request.bos, request.max_tokens)
+        source = sampled_source(model, request.seed) + SHUFFLED * request.shuffle
+        return Corpus(saved.prompts, source, request.bos, request.max_tokens)
     with _Pace("sampling text", request.n, limit_seconds, model.name) as pace:
         return request.make(model, pace.done)
 

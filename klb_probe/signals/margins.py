@@ -195,6 +195,7 @@ def prepare(
         hashes = [lens.metadata.model_dump_json()]
     else:
         k, lenses, hashes = len(lens.random_rows), [lens], []
+    hashes += [control.metadata.model_dump_json() for control in controls if hasattr(control, "metadata")]
     n_own = len(lenses)
     lenses += controls
     key = readout_key(model, lenses, hashes, ids)

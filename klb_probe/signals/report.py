@@ -139,7 +139,7 @@ def _grid(summary: pd.DataFrame, title: str, columns: list[_Column]) -> Renderab
 
 def _cell(row: pd.Series) -> str:
     if pd.isna(row["null_q95"]):
-        return _value(row)
+        return _value(row, sign=row["statistic"] != "agreement")
     return f"{_value(row, sign=False)} | {row['null_q95']:.2f}"
 
 
