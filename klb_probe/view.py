@@ -97,7 +97,7 @@ def write_view(
     elif lens.name != "logit":
         readers = {lens.name: lens.margin} | readers
     readable = _readable_layers(model, full or lens)
-    chosen = [readable[i] for i in shown_layers(len(readable))] if layers is None else list(layers)
+    chosen = shown_layers(readable) if layers is None else list(layers)
     if bad := [layer for layer in chosen if not 0 <= layer < model.n_layers]:
         raise KlbError(f"--top-layers: {model.name} has layers 0-{model.n_layers - 1}, not {', '.join(map(str, bad))}")
 
