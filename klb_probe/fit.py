@@ -112,6 +112,8 @@ def _fit(asked: dict) -> None:
     loading = {name: asked[name] for name in ("device", "dtype", "revision")}
     loaded = load_model(asked["model"], hooks=asked["hooks"] or (), **loading)
     options.source_layers(loaded.n_layers)
+    if asked["out"] is None and (asked["shuffle"] or asked["layers"] is not None or asked["target_layer"] != "last"):
+        raise KlbError("--shuffle, --layers and --target-layer make no lens that jlens should find by itself; pass --out FILE")
     chosen = TokenContrast.of(loaded.chat, pairs, spaces=asked["spaces"])
     path = asked["out"] or cached_lens_path(loaded, chosen)
     _check_out(path, asked["overwrite"], asked["resume"])

@@ -76,7 +76,7 @@ def jlens(
     from klb_probe.view import VIEW_FILES, check_view_options, choose_scenario, parse_layers, write_view
 
     started, arguments = time.time(), {k: _plain(v) for k, v in locals().items() if k in jlens.__annotations__}
-    check_view_options(positions, top_k, scenario, top_layers, resume)
+    check_view_options(positions, top_k, scenario, top_layers, resume, bool(controls or shuffled))
     chosen_layers = parse_layers(top_layers)
     folder = out or default_folder("jlens", model)
     check_folder(folder, overwrite=overwrite, resume=resume)
@@ -113,9 +113,7 @@ def jlens(
         decoder = load_lens(loaded, tokens, path=None if lens == "margin" else lens, fit=fit)
     beside = _controls(decoder, loaded, tokens) if controls else []
     if shuffled:
-        control = load_lens(loaded, tokens, path=shuffled)
-        control.name = "shuffled text"
-        beside.append(control)
+        beside.append(_shuffled(load_lens(loaded, tokens, path=shuffled), decoder))
     console.print(
         f"model     {loaded.name}, {loaded.n_layers} layers, {str(loaded.dtype)[6:]} on {loaded.device}; {loaded.chat.style}"
     )
@@ -144,6 +142,7 @@ def jlens(
             "sha256": file_sha256(decoder.file),
             **decoder.metadata.model_dump(mode="json"),
         },
+        "shuffled": beside[-1].metadata.model_dump(mode="json") if shuffled else None,
         "contrast": [[list(side) for side in pair] for pair in tokens.pairs],
         "contrast_left_out": tokens.dropped,
         "position": "last prompt token",
@@ -233,6 +232,19 @@ def _controls(decoder: Any, model: Any, tokens: Any) -> list[Any]:
         raise KlbError("--controls change the whole J: pass a full lens with --lens FILE.pt (klb-probe fit --kind full)")
     meta = decoder.metadata
     return control_lenses(JacobianLens.open(decoder.file), model, tokens, k=meta.k, seed=meta.seed)
+
+
+def _shuffled(control: Any, decoder: Any) -> Any:
+    from klb_probe.errors import KlbError
+    from klb_probe.lens.corpus import SHUFFLED
+
+    meta = control.metadata
+    if meta.corpus is None or not meta.corpus.source.endswith(SHUFFLED):
+        raise KlbError(f"--shuffled {control.file}: not fitted on shuffled text (klb-probe fit --shuffle)")
+    if decoder.name != "logit" and meta.k != decoder.metadata.k:
+        raise KlbError(f"--shuffled {control.file} has {meta.k} sketch rows, the lens {decoder.metadata.k}; fit it with --k")
+    control.name = "shuffled text"
+    return control
 
 
 def _with_identity_share(summary: pd.DataFrame, decoder: Any) -> pd.DataFrame:

@@ -19,7 +19,9 @@ POSITIONS = ("answer", "all")
 NO_VOCABULARY = "a margin lens has no vocabulary: top tokens are the logit lens's (a full Jacobian lens file has its own)"
 
 
-def check_view_options(positions: str, top_k: int, scenario: str | None, top_layers: str | None, resume: bool) -> None:
+def check_view_options(
+    positions: str, top_k: int, scenario: str | None, top_layers: str | None, resume: bool, controls: bool = False
+) -> None:
     """Refuse a mix of options that has no meaning."""
     if positions not in POSITIONS:
         raise KlbError(f"unknown --positions {positions!r}; one of {', '.join(POSITIONS)}")
@@ -27,6 +29,8 @@ def check_view_options(positions: str, top_k: int, scenario: str | None, top_lay
         raise KlbError("--scenario, --top-k and --top-layers read one scenario whole; add --positions all")
     if top_layers and not top_k:
         raise KlbError("--top-layers chooses layers of --top-k; pass --top-k N too")
+    if positions == "all" and controls:
+        raise KlbError("--controls and --shuffled stand beside the answer position; leave out --positions all")
     if positions == "all" and resume:
         raise KlbError("--positions all reads one scenario: nothing to --resume; pass --overwrite to read it again")
 

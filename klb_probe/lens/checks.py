@@ -147,7 +147,8 @@ def _said_by(lens: JacobianLens) -> dict[str, Any]:
     """What a full lens says about itself: our metadata, or the facts of files that others wrote."""
     if lens.metadata is not None:
         return lens.metadata.model_dump()
-    provenance = lens.facts.get("provenance") or {}
+    provenance = lens.facts.get("provenance")
+    provenance = provenance if isinstance(provenance, dict) else {}
     places = lens.facts.get("hook_convention"), lens.facts.get("site"), provenance.get("capture_point")
     return {
         "model": {"hub": lens.facts.get("model_name")},

@@ -250,6 +250,8 @@ def random_rotations(d_model: int, seed: int, device: torch.device | str = "cpu"
 def _log_probabilities(model: ResidualModel, residual: Tensor) -> Tensor:
     """``[item, token]``, float32 on the CPU, over the tokenizer's tokens alone."""
     logits = model.unembed(model.final_norm(residual.to(model.device, model.dtype)))
+    if not torch.isfinite(logits).all():  # NaN would rank first
+        raise KlbError(f"{model.name}: lens logits are not finite in {model.dtype}; load it with --dtype bfloat16")
     return logits[..., : len(model.tokenizer)].float().log_softmax(-1).cpu()  # beyond lie the head's padded rows
 
 

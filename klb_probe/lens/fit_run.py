@@ -63,6 +63,8 @@ def fit_with_progress(
     if saved:
         refuse_other_settings(checkpoint.path, {name: saved.settings.get(name) for name in _FOUND}, found)
         log.info("resuming: %d of the prompts were fitted before", saved.sums.index)
+    if len(text.prompts) < n:
+        log.warning("%s holds %d prompts of the %d asked for (paragraphs are cut at --max-len)", corpus, len(text.prompts), n)
     if line := text.warning():
         log.warning("%s", line)
     total = len(options.shard.of(text.prompts) if options.shard else text.prompts)

@@ -6,6 +6,7 @@ A margin lens needs a handful of rows ``v^T J_l`` (the contrast's directions and
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -285,7 +286,8 @@ def fit_lens(
         except KeyboardInterrupt:
             if checkpoint is None:
                 raise
-            save(interrupts)
+            with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C is heard only once the checkpoint is there
+                save(interrupts)
             raise KeyboardInterrupt(
                 f"stopped after {fit.sums.index} of {len(fit.prompts)} prompts; continue with the same command and --resume"
             ) from None

@@ -276,6 +276,11 @@ class JacobianLens:
             if found := next(differences(first, other), None):
                 what, one, two = found
                 raise KlbError(f"lenses {first.origin} and {other.origin} differ in {what} ({one}, {two}): not merged")
+        shards = [
+            (lens.metadata.corpus.sha256, lens.metadata.shard) for lens in lenses if lens.metadata and lens.metadata.shard
+        ]
+        if len(set(shards)) < len(shards):
+            raise KlbError("two of the lenses are the same shard of one fit: merged, its prompts would count twice")
         total, norms = sum(lens.n_prompts for lens in lenses), merged_norms(lenses)
         merged = {}
         for i, layer in enumerate(first.source_layers):

@@ -31,6 +31,8 @@ def _settings(lens: JacobianLens) -> dict[str, Any]:
     settings = {key: value for key, value in lens.facts.items() if key not in _FACTS_OF_ONE_FIT}
     if lens.metadata is not None:
         settings |= lens.metadata.model_dump(exclude=_OF_ONE_FIT) | {"normalised": lens.metadata.normalised}
+        if lens.metadata.fingerprint:  # weights say whose it is, whatever name and place they had
+            settings.pop("model")
     return settings
 
 

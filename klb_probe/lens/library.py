@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from klb_probe.errors import KlbError
+from klb_probe.lens.checkpoint import Checkpoint
 from klb_probe.lens.contrast import TokenContrast
 from klb_probe.lens.fit_run import fit_with_progress
 from klb_probe.lens.fitting import FitOptions
@@ -48,6 +49,7 @@ def load_lens(
         found = find_lens(model, contrast)
         if found is None:
             found = cached_lens_path(model, contrast)
+            checkpoint = Checkpoint.beside(found)
             log.info("no lens for %s and this contrast yet: fitting one on text it samples itself", model.name)
             fitted = fit_with_progress(
                 model,
@@ -59,8 +61,11 @@ def load_lens(
                 bos="auto",
                 command=f"klb-probe fit --model {model.name}",
                 limit_seconds=None if fit else UNASKED_FIT_SECONDS,
+                checkpoint=checkpoint,
+                resume=True,
             )
             save_lens(fitted, found)
+            checkpoint.remove()
         lens = open_lens(found, model, contrast)
     log.info("lens for %s: %s", model.name, lens.file)
     return lens

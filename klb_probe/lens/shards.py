@@ -128,6 +128,8 @@ def _differences(one: LensMetadata, other: LensMetadata) -> list[str]:
     a, b = one.model_dump(exclude=set(_OF_ONE_SHARD)), other.model_dump(exclude=set(_OF_ONE_SHARD))
     a |= {"shards": Shard.parse(one.shard).count, "corpus": one.corpus.sha256, "normalised": one.normalised}
     b |= {"shards": Shard.parse(other.shard).count, "corpus": other.corpus.sha256, "normalised": other.normalised}
+    if one.fingerprint and one.fingerprint == other.fingerprint:  # the same weights under another name or in another place
+        a["model"] = b["model"]
     return [f"{name} {str(b[name])[:60]}, not {str(a[name])[:60]}" for name in a if a[name] != b[name]]
 
 

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from klb_probe.errors import KlbError
 from klb_probe.files import write_safetensors
 from klb_probe.lens.contrast import TokenContrast
+from klb_probe.lens.corpus import SHUFFLED
 from klb_probe.lens.margin import MarginLens
 from klb_probe.lens.metadata import LensMetadata
 from klb_probe.models.residual_model import ResidualModel
@@ -97,8 +98,9 @@ def find_lens(model: ResidualModel, contrast: TokenContrast) -> Path | None:
         except KlbError as error:
             log.warning("passed over: %s", error)
             continue
-        # Without a fingerprint any model of the same shape would match: such a lens is taken only when named.
-        if metadata.fingerprint and mismatch(metadata, model, contrast) is None:
+        # A shard or a control is no lens to take unasked; without a fingerprint any model of the same shape would match.
+        whole = metadata.shard is None and not (metadata.corpus and metadata.corpus.source.endswith(SHUFFLED))
+        if whole and metadata.fingerprint and mismatch(metadata, model, contrast) is None:
             return path
     return None
 

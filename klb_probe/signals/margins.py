@@ -13,6 +13,7 @@ import pandas as pd
 
 from klb_probe.cases.load import load_domains
 from klb_probe.cases.scenarios import Scenario, eligibility_scenarios
+from klb_probe.files import file_sha256
 from klb_probe.lens.margin import Lens, LogitLens, MarginLens
 from klb_probe.models.residual_model import ResidualModel
 from klb_probe.signals.readout import Readouts, read_prompts, readout_key
@@ -192,7 +193,7 @@ def prepare(
     if isinstance(lens, MarginLens):
         k, seed = lens.metadata.k, lens.metadata.seed
         lenses: list[Lens] = [lens, LogitLens.of(model, lens.contrast, k=k, seed=seed)]
-        hashes = [lens.metadata.model_dump_json()]
+        hashes = [lens.metadata.model_dump_json(), file_sha256(lens.file) if lens.file else ""]
     else:
         k, lenses, hashes = len(lens.random_rows), [lens], []
     hashes += [control.metadata.model_dump_json() for control in controls if hasattr(control, "metadata")]
