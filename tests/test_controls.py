@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import torch
 from test_jlens import klb
-from tiny import LAYERS, WIDTH, tiny_model
+from tiny import LAYERS, WIDTH, save_tiny_llama, tiny_model
 
 from klb_probe.lens.contrast import TokenContrast
 from klb_probe.lens.controls import control_lenses, random_pairs, random_transport
@@ -80,11 +80,8 @@ def test_at_the_target_every_transport_is_the_identity(lens, model):
 
 def test_controls_stand_in_every_file_of_a_run(tmp_path, model, lens):
     """The command, with a full lens file: five lenses, each with scores and nulls, and the same last-block check."""
-    from tiny import default_tokenizer, tiny_hf_model
-
     folder, file = tmp_path / "tiny-llama", tmp_path / "lens.pt"
-    tiny_hf_model("llama").save_pretrained(folder)
-    default_tokenizer().save_pretrained(folder)
+    save_tiny_llama(folder)
     lens.save(file)
     command = ["--model", folder, "--domains", "deposit", "--framings", "honest", "--controls"]
     assert klb("jlens", *command, "--lens", file, "--out", tmp_path / "out") == 0
@@ -99,11 +96,8 @@ def test_controls_stand_in_every_file_of_a_run(tmp_path, model, lens):
 
 
 def test_a_lens_of_some_layers_is_read_at_those_and_at_the_last(tmp_path, model, lens):
-    from tiny import default_tokenizer, tiny_hf_model
-
     folder, file = tmp_path / "tiny-llama", tmp_path / "some.pt"
-    tiny_hf_model("llama").save_pretrained(folder)
-    default_tokenizer().save_pretrained(folder)
+    save_tiny_llama(folder)
     lens.subset([1]).save(file)
     command = ["--model", folder, "--domains", "deposit", "--framings", "honest,deny"]
     assert klb("jlens", *command, "--lens", file, "--out", tmp_path / "out") == 0
@@ -125,11 +119,8 @@ def test_shuffled_text_keeps_every_prompts_tokens_and_its_first():
 
 
 def test_a_lens_of_shuffled_text_stands_beside_the_lens(tmp_path):
-    from tiny import default_tokenizer, tiny_hf_model
-
     folder = tmp_path / "tiny-llama"
-    tiny_hf_model("llama").save_pretrained(folder)
-    default_tokenizer().save_pretrained(folder)
+    save_tiny_llama(folder)
     fit = ["fit", "--model", folder, "--n", 3, "--max-len", 24]
     plain, mixed = tmp_path / "plain.safetensors", tmp_path / "mixed.safetensors"
     assert klb(*fit, "--out", plain) == 0

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from tiny import LAYERS, WIDTH, default_tokenizer, tiny_hf_model, tiny_model
+from tiny import LAYERS, WIDTH, save_tiny_llama, tiny_model
 
 from klb_probe import cli
 from klb_probe.errors import KlbError
@@ -53,9 +53,7 @@ def story(i: int) -> str:
 def folder(tmp_path_factory):
     """A tiny random Llama as a local model folder."""
     path = tmp_path_factory.mktemp("models") / "tiny-llama"
-    tiny_hf_model("llama").save_pretrained(path)
-    default_tokenizer().save_pretrained(path)
-    return path
+    return save_tiny_llama(path)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from sklearn.metrics import roc_auc_score
-from tiny import LAYERS, default_tokenizer, tiny_hf_model
+from tiny import LAYERS, default_tokenizer, save_tiny_llama
 
 from klb_probe import cli
 from klb_probe.cases.load import load_domains
@@ -43,9 +43,7 @@ def klb(*arguments: str) -> int:
 def folder(tmp_path_factory):
     """A tiny random Llama as a local model folder."""
     path = tmp_path_factory.mktemp("models") / "tiny-llama"
-    tiny_hf_model("llama").save_pretrained(path)
-    default_tokenizer().save_pretrained(path)
-    return path
+    return save_tiny_llama(path)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from test_jlens import klb
-from tiny import LAYERS, WIDTH, default_tokenizer, tiny_hf_model, tiny_model
+from tiny import LAYERS, WIDTH, save_tiny_llama, tiny_model
 
 from klb_probe.errors import KlbError
 from klb_probe.files import write_safetensors
@@ -42,9 +42,7 @@ def model():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / "tiny-llama"
-    tiny_hf_model("llama").save_pretrained(path)
-    default_tokenizer().save_pretrained(path)
-    return path
+    return save_tiny_llama(path)
 
 
 def rising_lens(**more) -> JacobianLens:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers as hf
 from test_jlens import klb
-from tiny import LAYERS, VOCAB, WIDTH, config, default_tokenizer, tiny_hf_model, tiny_model
+from tiny import LAYERS, VOCAB, WIDTH, config, default_tokenizer, save_tiny_llama, tiny_model
 
 from klb_probe.heat_map import SHOWN_TOKENS, heat_map
 from klb_probe.lens.contrast import TokenContrast
@@ -25,9 +25,7 @@ from klb_probe.view import NO_VOCABULARY
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / "tiny-llama"
-    tiny_hf_model("llama").save_pretrained(path)
-    default_tokenizer().save_pretrained(path)
-    return path
+    return save_tiny_llama(path)
 
 
 @pytest.fixture(scope="module")

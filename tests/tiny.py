@@ -80,3 +80,10 @@ def tiny_hf_model(family: str, *, dtype: torch.dtype = torch.float32, seed: int 
 def tiny_model(family: str, tokenizer=None, *, dtype: torch.dtype = torch.float32, seed: int = 0):
     """The same, wrapped, with the default model's tokenizer."""
     return from_model(tiny_hf_model(family, dtype=dtype, seed=seed), tokenizer or default_tokenizer(), name=f"tiny-{family}")
+
+
+def save_tiny_llama(folder):
+    """A tiny random Llama as a local model folder, with the default model's tokenizer; returns the folder."""
+    tiny_hf_model("llama").save_pretrained(folder)
+    default_tokenizer().save_pretrained(folder)
+    return folder
