@@ -25,6 +25,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.tools.analysis.jacobian_lens import JacobianLens
 
 from klb_probe.cases.load import load_domains
+from klb_probe.cases.scenarios import eligibility_scenarios
 from klb_probe.lens.contrast import TokenContrast
 from klb_probe.lens.corpus import sampled_corpus
 from klb_probe.lens.fitting import FitOptions, cotangent_rows
@@ -32,7 +33,7 @@ from klb_probe.lens.library import load_lens
 from klb_probe.lens.vjp import graph_start, prompt_rows
 from klb_probe.models.huggingface import HuggingFaceModel
 from klb_probe.models.load import load_model
-from klb_probe.signals.margins import prepare
+from klb_probe.signals.margins import DEFAULT_FRAMINGS, prepare
 from klb_probe.signals.readout import read_prompts
 
 
@@ -129,9 +130,9 @@ def bridge_over(model: HuggingFaceModel) -> TransformerBridge:
 
 
 def bench_readout(table: Table, model: HuggingFaceModel, contrast: TokenContrast, n: int) -> None:
-    """All-layer readout of whole domains against bare forward passes and against TransformerLens's lens readout."""
+    """All-layer readout of the quick scenarios against bare forward passes and against TransformerLens's lens readout."""
     lens = load_lens(model, contrast)
-    margins, lenses = prepare(model, lens, domains=[domain.policy.domain for domain in load_domains()])
+    margins, lenses = prepare(model, lens, eligibility_scenarios(load_domains(), DEFAULT_FRAMINGS, quick=True))
     total = len(margins.ids)
     ours, _ = timed(lambda: read_prompts(model, lenses, margins.ids, margins.readouts))
     sample = margins.ids[:: max(1, total // n)]

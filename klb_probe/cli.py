@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from klb_probe.cases_command import cases_app
 from klb_probe.errors import KlbError
 from klb_probe.fit import fit_app
 from klb_probe.jlens import EXAMPLE, jlens
@@ -33,6 +34,7 @@ def _main() -> None:
 
 
 app.command("jlens", epilog=EXAMPLE)(jlens)
+app.add_typer(cases_app, name="cases")
 app.add_typer(fit_app, name="fit")
 app.add_typer(lens_app, name="lens")
 

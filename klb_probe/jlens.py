@@ -9,11 +9,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klb_probe.options import Contrast, Device, Dtype, Hooks, Model, Reduce, Revision, Spaces
+from klb_probe.options import (
+    Cases,
+    Contrast,
+    Device,
+    Domains,
+    Dtype,
+    Hooks,
+    Model,
+    Reduce,
+    Revision,
+    Spaces,
+    parse_names,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.console import Console
 
+    from klb_probe.cases.scenarios import Scenario
     from klb_probe.signals.margins import Margins
 
 FILES = ("margins.csv", "scenarios.jsonl", "summary.csv", "margins.png", "readouts.safetensors", "run.json")
@@ -31,11 +45,18 @@ def jlens(
     ] = "margin",
     framings: Annotated[
         str,
-        typer.Option(help="Framings, with commas; contrasts are against the first: honest, deny, incentive, neutral."),
+        typer.Option(help="Framings, with commas; contrasts are against the first: honest, deny, incentive, neutral, secret."),
     ] = "honest,deny",
-    domains: Annotated[str, typer.Option(help="Domains, with commas, or all.")] = "all",
+    domains: Domains = "all",
+    questions: Annotated[
+        str, typer.Option(help="Wordings of the question, with commas: plain (entitled?), reversed (may the company refuse?).")
+    ] = "plain,reversed",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A stratified subset of the scenarios (4 pairs a domain, one paraphrase): laptops.")
+    ] = False,
+    cases: Cases = "ours",
     scenarios: Annotated[
-        Path | None, typer.Option(help="A scenarios folder of your own (domains/<name>/*.yaml, framings.yaml).")
+        Path | None, typer.Option(help="A scenarios folder of your own (domains/<name>/*.yaml; framings.yaml if you like).")
     ] = None,
     controls: Annotated[
         bool, typer.Option("--controls", help="Beside a full lens (--lens FILE.pt): permuted J, random J, random token pairs.")
@@ -82,28 +103,20 @@ def jlens(
     check_folder(folder, overwrite=overwrite, resume=resume)
 
     from rich.console import Console
-    from tqdm.auto import tqdm
 
-    from klb_probe.cases.load import load_domains
-    from klb_probe.cases.scenarios import eligibility_scenarios
-    from klb_probe.files import file_sha256, write_json
+    from klb_probe.files import file_sha256
     from klb_probe.lens.contrast import TokenContrast, parse_pairs
     from klb_probe.lens.library import load_lens
     from klb_probe.lens.margin import LogitLens, MarginLens
     from klb_probe.models.load import load_model
-    from klb_probe.signals import report
     from klb_probe.signals.margins import prepare
-    from klb_probe.signals.readout import read_prompts
     from klb_probe.versions import versions
 
     console = Console(width=None if Console().is_terminal else 116, highlight=False, markup=False)
     words = parse_pairs(contrast)
-    names = None if domains == "all" else [name.strip() for name in domains.split(",")]
-    chosen_framings = [name.strip() for name in framings.split(",")]
     # Mistakes in names show before anything slow begins.
-    chosen_scenario = choose_scenario(
-        eligibility_scenarios(load_domains(names, scenarios), chosen_framings, scenarios), scenario
-    )
+    chosen = _scenarios(cases, scenarios, domains, framings, questions, quick)
+    one = choose_scenario(chosen, scenario)
 
     loaded = load_model(model, device=device, dtype=dtype, revision=revision, hooks=hooks or ())
     tokens = TokenContrast.of(loaded.chat, words, spaces=spaces, reduction=reduce)
@@ -149,17 +162,55 @@ def jlens(
         "versions": versions(),
     }
     if positions == "all":
-        view = write_view(loaded, decoder, tokens, chosen_scenario, folder, top_k=top_k, layers=chosen_layers, record=record)
+        view = write_view(loaded, decoder, tokens, one, folder, top_k=top_k, layers=chosen_layers, record=record)
         console.print("\n".join(view), soft_wrap=True, markup=False)
         return
 
-    margins, lenses = prepare(loaded, decoder, domains=names, framings=chosen_framings, root=scenarios, controls=beside)
-    state, checkpoint = margins.readouts, folder / "readouts.safetensors"
+    margins, lenses = prepare(loaded, decoder, chosen, controls=beside)
     record["counts"] = _counts(margins)
+    _read(loaded, lenses, margins, folder, record, batch=batch, resume=resume, console=console)
+    summary = margins.summary(seed=seed)
+    if controls:
+        summary = _with_identity_share(summary, decoder)
+    _write_results(folder, margins, summary, record, loaded.tokenizer, seconds=time.time() - started)
+    _print_results(console, margins, summary, folder)
+
+
+def _scenarios(cases: str, root: Path | None, domains: str, framings: str, questions: str, quick: bool) -> list[Scenario]:
+    from klb_probe.cases.scenarios import eligibility_scenarios
+    from klb_probe.cases.sources import OURS, load_cases
+    from klb_probe.errors import KlbError
+
+    if root is not None and not root.is_dir():
+        raise KlbError(f"--scenarios {root}: no such folder")
+    # A folder with framings alone goes with our cases, or those of --cases.
+    own = root is not None and cases == OURS and (root / "domains").is_dir()
+    loaded = load_cases(str(root) if own else cases, parse_names(domains))
+    names, wordings = ([name.strip() for name in text.split(",")] for text in (framings, questions))
+    return eligibility_scenarios(loaded, names, root, questions=wordings, quick=quick)
+
+
+def _read(
+    model: Any,
+    lenses: Any,
+    margins: Margins,
+    folder: Path,
+    record: dict[str, Any],
+    *,
+    batch: int,
+    resume: bool,
+    console: Console,
+) -> None:
+    """Read every prompt, saving now and then; what is read when it stops is kept for ``--resume``."""
+    from tqdm.auto import tqdm
+
+    from klb_probe.files import write_json
+    from klb_probe.signals.readout import read_prompts
+
+    state, checkpoint = margins.readouts, folder / "readouts.safetensors"
     if resume and checkpoint.exists():
         state.restore(checkpoint)
         console.print(f"resuming  {int(state.done.sum())} of {len(margins.ids)} prompts were read before")
-
     last_saved = time.monotonic()
 
     def read(count: int) -> None:
@@ -172,7 +223,7 @@ def jlens(
     bar = tqdm(total=len(margins.ids), initial=int(state.done.sum()), desc="reading", unit="prompt", disable=None)
     try:
         with bar:
-            read_prompts(loaded, lenses, margins.ids, state, batch_size=batch, on_batch=read)
+            read_prompts(model, lenses, margins.ids, state, batch_size=batch, on_batch=read)
     except (KeyboardInterrupt, RuntimeError, MemoryError):
         state.save(checkpoint)
         write_json(folder / "run.json", record)
@@ -181,23 +232,28 @@ def jlens(
             err=True,
         )
         raise
-
-    summary = margins.summary(seed=seed)
-    if controls:
-        summary = _with_identity_share(summary, decoder)
     state.save(checkpoint)
-    _write_tables(folder, margins, summary, loaded.tokenizer)
-    record |= {
-        "complete": True,
-        "last_block_max_error": state.last_block_error,
-        "seconds": round(time.time() - started, 1),
-    }
-    write_json(folder / "run.json", record)
+
+
+def _write_results(
+    folder: Path, margins: Margins, summary: pd.DataFrame, record: dict[str, Any], tokenizer: Any, *, seconds: float
+) -> None:
+    from klb_probe.files import write_json
+
+    _write_tables(folder, margins, summary, tokenizer)
+    error = margins.readouts.last_block_error
+    write_json(folder / "run.json", {**record, "complete": True, "last_block_max_error": error, "seconds": round(seconds, 1)})
+
+
+def _print_results(console: Console, margins: Margins, summary: pd.DataFrame, folder: Path) -> None:
+    from klb_probe.signals import report
+
     console.print()
     console.print(report.tables(summary))
-    console.print(report.what_it_shows(summary, loaded.name))
+    console.print(report.what_it_shows(summary, margins.model_name))
     console.print(report.DOES_NOT_SHOW)
-    console.print(f"Last block against the model's own margin: max error {state.last_block_error:.1e} logits.")
+    error = margins.readouts.last_block_error
+    console.print(f"Last block against the model's own margin: max error {error:.1e} logits.")
     console.print(f"Files in {folder}: {', '.join(FILES)}", soft_wrap=True)
 
 
@@ -213,7 +269,6 @@ def _write_tables(folder: Path, margins: Margins, summary: pd.DataFrame, tokeniz
     rows = [
         {
             **{key: value for key, value in prompt.items() if key != "own_margin"},
-            "label": "Yes" if prompt["entitled"] else "No",
             "own_margin": round(prompt["own_margin"], 6),
             "prompt": tokenizer.decode(ids),
             "token_ids": list(ids),

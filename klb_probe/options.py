@@ -18,3 +18,13 @@ Spaces = Annotated[
     str, typer.Option(help="Forms of each word: lead (as the prompt leads to) | both (with a space and without).")
 ]
 Reduce = Annotated[str, typer.Option(help="Several pairs become one margin by: mean | first | max | logsumexp.")]
+Cases = Annotated[
+    str,
+    typer.Option(help="ours | a scenarios folder | knownliebench:PATH (the public files) | hub:franciscoliu/KnownLieBench."),
+]
+Domains = Annotated[str, typer.Option(help="Domains, with commas, or all.")]
+
+
+def parse_names(text: str) -> list[str] | None:
+    """Names given with commas; None for ``all``."""
+    return None if text == "all" else [name.strip() for name in text.split(",")]

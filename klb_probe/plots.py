@@ -18,9 +18,23 @@ LENS_TITLES = {
     "random pairs": "control: random token pairs",
     "shuffled text": "control: lens of shuffled text",
 }
+_SCORES = {"auroc": "AUROC of entitlement", "pair_accuracy": "pairs with owed above its twin"}
 # Okabe-Ito colours, distinguishable by people with colour blindness; the line style carries the entitlement.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 _DIFFERENCES = ("#666666", "#56B4E9", "#E69F00")
+
+
+QUESTION_WORDS = {
+    "plain": "plain question",
+    "reversed": "reversed question",
+    "both": "both wordings of the question as one",
+}
+
+
+def main_question(summary: pd.DataFrame) -> str:
+    """The wording whose scores stand for a run: both as one, where it has both."""
+    questions = list(dict.fromkeys(summary.loc[summary["statistic"] == "auroc", "question"]))
+    return "both" if "both" in questions else questions[0]
 
 
 def framings_of(summary: pd.DataFrame) -> list[str]:
@@ -29,43 +43,49 @@ def framings_of(summary: pd.DataFrame) -> list[str]:
 
 
 def margins_by_depth(summary: pd.DataFrame, model: str, contrast: str) -> Figure:
-    """By lens and layer: margin (one line a framing x entitlement), its contrasts, AUROC of entitlement, pair accuracy.
+    """By lens and layer: margin (one line a framing x entitlement; a row a wording of the question), its contrasts, AUROC
+    of entitlement, pair accuracy.
 
-    Bands are 95 % bootstrap intervals over pairs; crosses at the last layer mark the model's own margin; dotted lines
-    in the last two rows hold 95 % of the lens's random readouts between them.
+    Contrasts and scores are of the margin toward owed, both wordings as one where a run has both. Bands are 95 % bootstrap
+    intervals over pairs; crosses at the last layer mark the model's own margin; dotted lines under a score hold 95 % of the
+    lens's random readouts between them.
     """
     lenses = list(dict.fromkeys(summary["lens"]))
     framings = framings_of(summary)
     colours = dict(zip(framings, _COLOURS * len(framings), strict=False))
     shares = summary[summary["statistic"] == "identity_share"]
-    n_rows = 5 if len(shares) else 4  # only a run with controls has them
-    figure = Figure(figsize=(5.6 * len(lenses) + 1, 3.1 * n_rows), layout="constrained")
-    axes = figure.subplots(n_rows, len(lenses), squeeze=False, sharex=True, sharey="row")
+    main = main_question(summary)
+    scores = [name for name in _SCORES if (summary["statistic"] == name).any()]
+    questions = list(dict.fromkeys(summary.loc[summary["statistic"] == "mean_margin", "question"]))
+    # Only a run with controls has identity shares.
+    titles = [f"yes-minus-no margin (logits),\n{QUESTION_WORDS[question]}" for question in questions]
+    titles += ["contrast of margins toward owed (logits)", *(_SCORES[name] for name in scores)]
+    titles += ["agreement with final sign; tr(J)/d"] * bool(len(shares))
+    figure = Figure(figsize=(5.6 * len(lenses) + 1, 3.1 * len(titles)), layout="constrained")
+    axes = figure.subplots(len(titles), len(lenses), squeeze=False, sharex=True, sharey="row")
     for column, lens in enumerate(lenses):
         table = summary[summary["lens"] == lens]
-        _draw_margins(axes[0, column], table, framings, colours)
-        _draw_contrasts(axes[1, column], table, colours)
-        _draw_score(axes[2, column], table, "auroc", framings, colours)
-        _draw_score(axes[3, column], table, "pair_accuracy", framings, colours)
-        if n_rows == 5:
-            _draw_agreement(axes[4, column], table, framings, colours)
+        rows = iter(axes[:, column])
+        for question in questions:
+            _draw_margins(next(rows), table[table["question"] == question], framings, colours)
+        here = table[table["question"] == main]
+        _draw_contrasts(next(rows), here, colours)
+        for name in scores:
+            _draw_score(next(rows), here, name, framings, colours)
+        if len(shares):
+            _draw_agreement(next(rows), pd.concat([here, table[table["statistic"] == "identity_share"]]), framings, colours)
         axes[0, column].set_title(LENS_TITLES[lens])
         axes[-1, column].set_xlabel("layer (output of block)")
-    axes[0, 0].set_ylabel("yes-minus-no margin (logits)")
-    axes[1, 0].set_ylabel("contrast of margins (logits)")
-    axes[2, 0].set_ylabel("AUROC of entitlement")
-    axes[3, 0].set_ylabel("pairs with owed above its twin")
-    for row in axes:
+    for row, title in zip(axes, titles, strict=True):
+        row[0].set_ylabel(title)
         row[0].legend(fontsize=8, frameon=False)
-    scores = summary[summary["statistic"] == "auroc"]
-    for row in (2, 3):
-        axes[row, 0].set_ylim(0, 1)
-    if n_rows == 5:
-        axes[4, 0].set_ylabel("agreement with final sign; tr(J)/d")
-    counts = scores.iloc[0]
+        if title in _SCORES.values():
+            row[0].set_ylim(0, 1)
+    counts = summary[(summary["statistic"] == "auroc") & (summary["question"] == main)].iloc[0]
+    units = "pairs of a case and its twin" if "pair_accuracy" in scores else "cases"
     figure.suptitle(
-        f"{model}: {contrast}\n{counts['n_pairs']} pairs of a case and its twin, {counts['n']} prompts a framing; "
-        "bands: 95 % bootstrap over pairs",
+        f"{model}: {contrast}\n{counts['n_pairs']} {units}, {counts['n']} prompts a framing; contrasts and scores: "
+        f"{QUESTION_WORDS[main]}; bands: 95 % bootstrap over {units.split()[0]}",
         fontsize=10,
     )
     return figure

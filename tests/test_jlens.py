@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +16,15 @@ from safetensors.torch import load_file
 from sklearn.metrics import roc_auc_score
 from tiny import LAYERS, default_tokenizer, save_tiny_llama
 
+import klb_probe as klb_module
 from klb_probe import cli
 from klb_probe.cases.load import load_domains
+from klb_probe.cases.scenarios import eligibility_scenarios
 from klb_probe.lens.library import load_lens
 from klb_probe.paths import data_dir
 from klb_probe.plots import margins_by_depth
 from klb_probe.signals import report
-from klb_probe.signals.margins import eligibility_margins
+from klb_probe.signals.margins import eligibility_margins, prepare
 
 
 def klb(*arguments: str) -> int:
@@ -64,10 +65,11 @@ def run(folder, lens_file):
 def test_margins_are_tidy_and_complete(run):
     margins = pd.read_csv(run / "margins.csv")
     assert list(margins) == [
-        "scenario", "pair", "domain", "entitled", "framing", "paraphrase", "lens", "layer", "position", "margin",
+        "scenario", "pair", "domain", "entitled", "framing", "paraphrase", "question", "answer",
+        "lens", "layer", "position", "margin",
     ]  # fmt: skip
-    assert len(margins) == 28 * 2 * 3 * 2 * LAYERS  # situations x framings x paraphrases x lenses x layers
-    assert not margins.duplicated(["scenario", "framing", "paraphrase", "lens", "layer", "position"]).any()
+    assert len(margins) == 28 * 2 * 4 * 2 * 2 * LAYERS  # situations x framings x paraphrases x wordings x lenses x layers
+    assert not margins.duplicated(["scenario", "framing", "paraphrase", "question", "lens", "layer", "position"]).any()
     assert margins["margin"].notna().all()
     assert set(margins["lens"]) == {"margin", "logit"}
 
@@ -75,56 +77,111 @@ def test_margins_are_tidy_and_complete(run):
 def test_scenarios_hold_the_prompt_as_the_model_saw_it(run):
     rows = [json.loads(line) for line in (run / "scenarios.jsonl").read_text().splitlines()]
     margins = pd.read_csv(run / "margins.csv")
-    last = margins[(margins["layer"] == LAYERS - 1)].set_index(["scenario", "framing", "paraphrase", "lens"])["margin"]
+    last = margins[(margins["layer"] == LAYERS - 1)].set_index(["scenario", "framing", "paraphrase", "question", "lens"])[
+        "margin"
+    ]
     for row in rows[::17]:
         assert default_tokenizer().decode(row["token_ids"]) == row["prompt"]
-        assert row["label"] == ("Yes" if row["entitled"] else "No")
+        assert row["answer"] == ("Yes" if row["entitled"] is (row["question"] == "plain") else "No")
         for lens in ("margin", "logit"):
-            key = (row["scenario"], row["framing"], row["paraphrase"], lens)
+            key = (row["scenario"], row["framing"], row["paraphrase"], row["question"], lens)
             assert abs(last[key] - row["own_margin"]) < 1e-4
+
+
+def views(margins):
+    """The margin toward owed: of each wording, and of both as one (their mean, in which a taste for Yes cancels)."""
+    plain, reverse = (margins[margins["question"] == one].copy() for one in ("plain", "reversed"))
+    reverse["margin"] = -reverse["margin"]
+    keys = [name for name in margins if name not in ("question", "answer", "margin")]
+    both = plain.merge(reverse, on=keys, suffixes=("", "_reversed"))
+    both["margin"] = (both["margin"] + both["margin_reversed"]) / 2
+    return {"plain": plain, "reversed": reverse, "both": both}
 
 
 def test_the_summary_follows_from_the_margins(run):
     margins, summary = pd.read_csv(run / "margins.csv"), pd.read_csv(run / "summary.csv")
-    for (lens, layer, framing), group in margins.groupby(["lens", "layer", "framing"]):
-        here = summary[(summary["lens"] == lens) & (summary["layer"] == layer) & (summary["framing"] == framing)]
-        auroc = here[here["statistic"] == "auroc"].iloc[0]
-        assert auroc["value"] == pytest.approx(roc_auc_score(group["entitled"], group["margin"]), abs=2e-3)  # 6 digits tie
-        assert (auroc["n"], auroc["n_pairs"]) == (84, 14)
-        assert auroc["low"] <= auroc["value"] <= auroc["high"]
-        assert 0.5 <= auroc["null_q95"] <= 1
-        means = group.groupby("entitled")["margin"].mean()
-        contrast = here[here["statistic"] == "entitlement_contrast"].iloc[0]
-        assert contrast["value"] == pytest.approx(means[True] - means[False], abs=1e-5)
+    for question, view in views(margins).items():
+        assert len(view) == len(margins) / 2
+        for (lens, layer, framing), group in view.groupby(["lens", "layer", "framing"]):
+            here = summary[(summary["lens"] == lens) & (summary["layer"] == layer) & (summary["framing"] == framing)]
+            here = here[here["question"] == question]
+            auroc = here[here["statistic"] == "auroc"].iloc[0]
+            assert auroc["value"] == pytest.approx(roc_auc_score(group["entitled"], group["margin"]), abs=2e-3)  # 6 digits tie
+            assert (auroc["n"], auroc["n_pairs"]) == (112, 14)
+            assert auroc["low"] <= auroc["high"]
+            assert 0.5 <= auroc["null_q95"] <= 1
+            means = group.groupby("entitled")["margin"].mean()
+            contrast = here[here["statistic"] == "entitlement_contrast"].iloc[0]
+            assert contrast["value"] == pytest.approx(means[True] - means[False], abs=1e-5)
+            raw = here[here["statistic"] == "mean_margin"].set_index("entitled")["value"]
+            if question == "both":
+                assert raw.empty
+            else:  # as it is, yes minus no
+                assert raw[True] == pytest.approx(means[True] * (1 if question == "plain" else -1), abs=1e-5)
     moved = summary[(summary["statistic"] == "framing_contrast")]
     assert set(moved["framing"]) == {"honest minus deny"}
-    assert len(moved) == 2 * 2 * LAYERS
+    assert len(moved) == 2 * 2 * LAYERS * 3
+
+
+def test_a_taste_for_yes_is_no_knowledge(run, folder, lens_file):
+    """Margins that say Yes by surface alone order one wording perfectly, and both wordings as one at chance."""
+    model = klb_module.load_model(folder, device="cpu")
+    lens = load_lens(model, path=lens_file)
+    scenarios = eligibility_scenarios(load_domains(["airline"]), ["honest"])
+    margins, _ = prepare(model, lens, scenarios)
+    generator = torch.Generator().manual_seed(0)
+    surface = torch.tensor([float(s.situation.entitled) for s in scenarios])[:, None, None]  # same in both wordings
+    shape = margins.readouts.margins.shape
+    margins.readouts.margins[:] = 3 + surface + 1e-3 * torch.randn(shape, generator=generator)
+    margins.readouts.random[:] = torch.randn(margins.readouts.random.shape, generator=generator)
+    margins.readouts.own[:] = margins.readouts.margins[:, 0, -1]
+    summary = margins.summary()
+    pairs = (
+        summary[(summary["statistic"] == "pair_accuracy") & (summary["lens"] == "margin")].groupby("question")["value"].mean()
+    )
+    assert pairs["plain"] == 1
+    assert pairs["reversed"] == 0
+    assert 0.3 < pairs["both"] < 0.7
+    # And one that follows the question's right answer is told from it, whatever its taste for Yes.
+    right = torch.tensor([1.0 if s.answer == "Yes" else -1.0 for s in scenarios])[:, None, None]
+    margins.readouts.margins[:] = 50 + right.expand(shape)
+    margins.readouts.own[:] = margins.readouts.margins[:, 0, -1]
+    scores = margins.summary().set_index(["statistic", "question", "lens", "layer"])["value"]
+    assert (scores[["auroc", "pair_accuracy"]] == 1).all()
+    assert (scores["entitlement_contrast"] == 2).all()
 
 
 def test_pair_accuracy_and_nulls_follow_from_the_raw_readouts(run):
-    """Counted here prompt by prompt, from the files, for one framing."""
+    """Counted here prompt by prompt, from the files, for one framing and both wordings as one."""
     margins, summary = pd.read_csv(run / "margins.csv"), pd.read_csv(run / "summary.csv")
     raw = load_file(run / "readouts.safetensors")
     prompts = margins[(margins["lens"] == "margin") & (margins["layer"] == 0)].reset_index(drop=True)
+    chosen = prompts[(prompts["framing"] == "deny") & (prompts["question"] == "plain")]
+    same = ["scenario", "framing", "paraphrase"]
+    other_wording = prompts[prompts["question"] == "reversed"].reset_index().set_index(same)["index"]
+    turned = other_wording[list(chosen[same].itertuples(index=False, name=None))].to_numpy()
+    plain = chosen.index.to_numpy()
+    chosen = chosen.reset_index(drop=True)
     for number, lens in enumerate(("margin", "logit")):
         for layer in range(LAYERS):
-            chosen = prompts[prompts["framing"] == "deny"]
             here = summary[(summary["lens"] == lens) & (summary["layer"] == layer) & (summary["framing"] == "deny")]
-            random = raw["random"][:, number, layer].numpy()
-            folded = [
-                max(a, 1 - a) for a in (roc_auc_score(chosen["entitled"], random[chosen.index, row]) for row in range(32))
-            ]
+            here = here[here["question"] == "both"]
+            random = raw["random"][:, number, layer].double().numpy()
+            random = (random[plain] - random[turned]) / 2
+            values = raw["margins"][:, number, layer].double().numpy()
+            values = (values[plain] - values[turned]) / 2
+            folded = [max(a, 1 - a) for a in (roc_auc_score(chosen["entitled"], random[:, row]) for row in range(32))]
             rank = 0.95 * 33  # the 31.35th of 32 in order
             expected = sorted(folded)[30] + (rank - 31) * (sorted(folded)[31] - sorted(folded)[30])
             assert here[here["statistic"] == "auroc"]["null_q95"].item() == pytest.approx(expected, abs=1e-5)
             own, null = [], []
             for _, twins in chosen.groupby(["pair", "paraphrase"]):
                 owed, other = twins.index[twins["entitled"]].item(), twins.index[~twins["entitled"]].item()
-                own.append(float(raw["margins"][owed, number, layer] > raw["margins"][other, number, layer]))
+                own.append(float(values[owed] > values[other]))
                 null.append(random[owed] > random[other])
             row = here[here["statistic"] == "pair_accuracy"].iloc[0]
             assert row["value"] == pytest.approx(sum(own) / len(own), abs=1e-5)
-            assert (row["n"], row["n_pairs"]) == (42, 14)
+            assert (row["n"], row["n_pairs"]) == (56, 14)
             shares = sorted(np.maximum(share := np.mean(null, axis=0), 1 - share))
             assert row["null_q95"] == pytest.approx(shares[30] + (rank - 31) * (shares[31] - shares[30]), abs=1e-5)
 
@@ -138,19 +195,21 @@ def test_the_sentence_counts_what_the_summary_holds(run):
     sentence = report.what_it_shows(summary, "m")
     assert "0 of 3 layers under honest, 2 of 3 layers under deny" in sentence
     last = summary[(summary["layer"] == LAYERS - 1) & (summary["statistic"] == "auroc") & (summary["lens"] == "margin")]
+    last = last[last["question"] == "both"]
     assert f"{last.iloc[0]['value']:.2f} [{last.iloc[0]['low']:.2f}, {last.iloc[0]['high']:.2f}]" in sentence
 
 
 def test_the_figure_draws_what_the_summary_holds(run):
     summary = pd.read_csv(run / "summary.csv", dtype={"entitled": "boolean"})
     figure = margins_by_depth(summary, "m", "c")
-    assert len(figure.axes) == 8
+    assert len(figure.axes) == 10  # margins of two wordings, contrasts, two scores; two lenses
     upper = figure.axes[0]
     drawn = {line.get_label(): line.get_ydata() for line in upper.get_lines()}
     means = summary[(summary["lens"] == "margin") & (summary["statistic"] == "mean_margin") & (summary["framing"] == "deny")]
+    means = means[means["question"] == "plain"]
     np.testing.assert_allclose(drawn["deny, not owed"], means[~means["entitled"]]["value"])
     assert all(axis.get_ylabel() for axis in figure.axes[::2])
-    nulls = [line for line in figure.axes[4].get_lines() if "random readouts" in str(line.get_label())]
+    nulls = [line for line in figure.axes[6].get_lines() if "random readouts" in str(line.get_label())]
     assert len(nulls) == 2
 
 
@@ -165,7 +224,9 @@ def test_a_saved_run_is_drawn_again_by_the_analysis(run, tmp_path):
 def test_a_scenarios_folder_of_ones_own_is_read_and_its_mistakes_are_placed(folder, lens_file, tmp_path, capsys):
     own = tmp_path / "scenarios"
     shutil.copytree(data_dir("scenarios"), own)
-    shutil.rmtree(own / "domains" / "deposit")
+    for path in (own / "domains").iterdir():
+        if path.name != "airline":
+            shutil.rmtree(path)
     (own / "domains" / "airline").rename(own / "domains" / "ferry")
     for name in ("policy.yaml", "cases.yaml"):
         path = own / "domains" / "ferry" / name
@@ -192,26 +253,49 @@ def test_an_output_that_cannot_be_written_is_refused_before_any_work(folder, tmp
     assert "is a folder" in capsys.readouterr().err
 
 
+def test_public_cases_are_read_like_ours_without_pairs(folder, lens_file, tmp_path, capsys):
+    public = Path(__file__).parents[1].parent / "shared" / "knownliebench"
+    if not public.is_dir():
+        pytest.skip(f"no public case data at {public}")
+    out = tmp_path / "out"
+    command = ("jlens", "--model", folder, "--lens", lens_file, "--cases", f"knownliebench:{public}", "--domains", "debt")
+    assert klb(*command, "--quick", "--out", out) == 0
+    summary = pd.read_csv(out / "summary.csv")
+    assert "pair_accuracy" not in set(summary["statistic"])
+    assert json.loads((out / "run.json").read_text())["counts"]["prompts"] == 4 * 2 * 2
+    printed = capsys.readouterr().out
+    assert "n = 4 cases" in printed
+    assert "Pairs with owed" not in printed
+
+
+def test_a_question_asked_one_way_is_reported_alone(folder, lens_file, tmp_path, capsys):
+    out = tmp_path / "out"
+    command = ("jlens", "--model", folder, "--lens", lens_file, "--domains", "debt", "--framings", "honest,secret")
+    assert klb(*command, "--quick", "--questions", "reversed", "--out", out) == 0
+    assert set(pd.read_csv(out / "summary.csv")["question"]) == {"reversed"}
+    assert "Shows (reversed question)" in capsys.readouterr().out
+    assert klb(*command, "--questions", "sideways", "--out", tmp_path / "no") == 2
+    assert "unknown question wording sideways; known: plain, reversed" in capsys.readouterr().err
+
+
 def test_a_framing_named_twice_counts_once(folder, lens_file, tmp_path):
     out = tmp_path / "out"
     command = ("jlens", "--model", folder, "--lens", lens_file, "--domains", "airline,airline", "--framings", "deny,deny")
     assert klb(*command, "--out", out) == 0
-    assert json.loads((out / "run.json").read_text())["counts"]["prompts"] == 28 * 3
+    assert json.loads((out / "run.json").read_text())["counts"]["prompts"] == 28 * 4 * 2
 
 
 def test_the_notebook_runs_top_to_bottom(monkeypatch, smollm):
-    """On two cases, so that it takes seconds: every code cell, in order, through the public API."""
+    """Every code cell, in order, through the public API, with the one shared model."""
     import klb_probe
 
     notebook = json.loads((Path(__file__).parents[1] / "notebooks" / "01_layer_margins.ipynb").read_text())
-    domains = [replace(domain, cases=domain.cases[:2]) for domain in load_domains(["deposit"])]
-    monkeypatch.setattr("klb_probe.signals.margins.load_domains", lambda *_: domains)
     monkeypatch.setattr(klb_probe, "load_model", lambda _name: smollm, raising=False)
     names: dict = {}
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             exec(compile("".join(cell["source"]), "notebook", "exec"), names)
-    assert len(names["margins"].prompts) == 12
+    assert len(names["margins"].prompts) == 2 * 4 * 2 * 2  # domains x pairs x twins x wordings
     assert names["pair"]["scenario"].nunique() == 2
 
 
@@ -220,7 +304,7 @@ def test_the_run_record_says_what_was_used(run, lens_file):
     assert record["complete"] is True
     assert record["lens"]["file"] == str(lens_file)
     assert record["last_block_max_error"] < 1e-3
-    assert record["counts"] == {"prompts": 168, "pairs": 14, "domains": 1, "tokens": record["counts"]["tokens"]}
+    assert record["counts"] == {"prompts": 448, "pairs": 14, "domains": 1, "tokens": record["counts"]["tokens"]}
     assert record["arguments"]["domains"] == "airline"
     assert {"torch", "transformers", "klb-probe"} <= set(record["versions"])
     assert (run / "margins.png").read_bytes().startswith(b"\x89PNG")
@@ -229,13 +313,13 @@ def test_the_run_record_says_what_was_used(run, lens_file):
 def test_the_tables_name_n_and_both_sentences_are_there(run, folder, lens_file, capsys):
     assert klb("jlens", "--model", folder, "--lens", lens_file, "--domains", "airline", "--out", run, "--resume") == 0
     printed = capsys.readouterr().out
-    assert "resuming  168 of 168" in printed
+    assert "resuming  448 of 448" in printed
     for words in (
         "honest",
         "deny",
         "not owed",
-        "n = 84 prompts, 14 pairs",
-        "Shows:",
+        "n = 112 prompts, 14 pairs",
+        "Shows (both wordings of the question as one):",
         "Does not show: belief or intent",
         "= own",
     ):

@@ -21,6 +21,9 @@ EXAMPLES = [
     {"field": "sent", "less_than": dt.date(2026, 3, 1)},
     {"field": "flag", "equals": False},
     {"days_from": "left", "days_to": "sent", "at_most": 21},
+    {"months_from": "left", "months_to": "sent", "less_than": 6},
+    {"years_from": "sold", "years_to": "noticed", "at_most": 15},
+    {"field": "demanded", "more_than": {"field": "authorised"}},
     {"all": [{"field": "a", "equals": 1}, {"any": [{"field": "b", "equals": "x"}, {"not": {"field": "c", "equals": True}}]}]},
 ]
 
@@ -68,6 +71,32 @@ def test_a_day_count_is_the_calendars(name, start, end):
         counted = rule({"days_from": "start", "days_to": "end", name: bound})
         assert counted.holds({"start": start, "end": end}) is python(days, bound)
         assert counted.holds({"start": end, "end": start}) is python(-days, bound)
+
+
+@pytest.mark.parametrize(
+    ("unit", "start", "count", "anniversary"),
+    [
+        ("years", "2011-03-04", 15, "2026-03-04"),
+        ("years", "2024-02-29", 1, "2025-02-28"),
+        ("years", "2010-12-31", 15, "2025-12-31"),
+        ("months", "2026-01-31", 1, "2026-02-28"),
+        ("months", "2025-11-15", 6, "2026-05-15"),
+    ],
+)
+def test_calendar_months_and_years_end_on_the_same_day(unit, start, count, anniversary):
+    start, end = dt.date.fromisoformat(start), dt.date.fromisoformat(anniversary)
+    for days in (-1, 0, 1):
+        record = {"a": start, "b": end + dt.timedelta(days)}
+        for name, python in ORDERINGS.items():
+            assert rule({f"{unit}_from": "a", f"{unit}_to": "b", name: count}).holds(record) is python(days, 0), (name, days)
+
+
+def test_a_bound_may_be_another_field():
+    for name, python in (*ORDERINGS.items(), ("equals", operator.eq)):
+        for value, bound in itertools.product((1, 2.5, 3), repeat=2):
+            assert rule({"field": "x", name: {"field": "y"}}).holds({"x": value, "y": bound}) is python(value, bound)
+    with pytest.raises(KeyError, match="missing"):
+        rule({"field": "x", "at_most": {"field": "missing"}}).holds({"x": 1})
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -124,6 +153,9 @@ def test_a_missing_field_is_an_error_that_names_it_and_never_false(raw):
         {"days_from": "a", "at_most": 3},
         {"days_to": "a", "at_most": 3},
         {"days_from": "a", "days_to": "b"},
+        {"years_from": "a", "months_to": "b", "at_most": 1},
+        {"field": "x", "at_most": {"fields": "y"}},
+        {"field": "x", "one_of": [{"field": "y"}]},
         {"field": "x", "days_from": "a", "days_to": "b", "at_most": 3},
         {"all": []},
         {"any": []},
@@ -145,7 +177,7 @@ def leaves(raw):
     """Field names of a raw rule, by walking the mapping itself."""
     if isinstance(raw, dict):
         for key, value in raw.items():
-            if key in ("field", "days_from", "days_to"):
+            if key == "field" or key.endswith(("_from", "_to")):
                 yield value
             else:
                 yield from leaves(value)

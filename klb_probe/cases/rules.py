@@ -4,19 +4,23 @@ A rule is written in YAML as one mapping with one meaning::
 
     {field: delay_minutes, at_least: 180}
     {field: cause, one_of: [weather, crew]}
+    {field: demanded, more_than: {field: authorised}}
     {days_from: moved_out_on, days_to: statement_sent_on, at_most: 21}
+    {years_from: first_sold_on, years_to: notice_on, at_most: 15}
     {all: [...]}   {any: [...]}   {not: {...}}
 
-Dates are ISO dates; a day count is ``days_to - days_from`` in calendar days. Comparing a field the record lacks is an
-error, never ``False``: a missing fact must not look like a denied claim.
+Dates are ISO dates; a day count is ``days_to - days_from`` in calendar days. Months and years are calendar ones: at most
+15 years means on or before the same day 15 years on. Comparing a field the record lacks is an error, never ``False``: a
+missing fact must not look like a denied claim.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, ClassVar, Union
 
+from dateutil.relativedelta import relativedelta
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 Scalar = Union[bool, int, float, dt.date, str]
@@ -36,14 +40,23 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
+class FieldValue(_Strict):
+    """The value of another record field, as a bound: ``{field: name}``."""
+
+    field: str
+
+
+Bound = Union[Scalar, FieldValue]
+
+
 class _Comparison(_Strict):
     """Exactly one of the six comparisons."""
 
-    equals: Scalar | None = None
-    at_least: Scalar | None = None
-    at_most: Scalar | None = None
-    more_than: Scalar | None = None
-    less_than: Scalar | None = None
+    equals: Bound | None = None
+    at_least: Bound | None = None
+    at_most: Bound | None = None
+    more_than: Bound | None = None
+    less_than: Bound | None = None
     one_of: tuple[Scalar, ...] | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
@@ -53,8 +66,11 @@ class _Comparison(_Strict):
             raise ValueError(f"give exactly one of {', '.join(_COMPARISONS)}, not {given or 'none'}")
         return self
 
-    def compare(self, value: Any) -> bool:
-        return bool(_COMPARISONS[self.comparison](value, getattr(self, self.comparison)))
+    def compare(self, value: Any, record: Record) -> bool:
+        bound = getattr(self, self.comparison)
+        if isinstance(bound, FieldValue):
+            bound = _value(record, bound.field)
+        return bool(_COMPARISONS[self.comparison](value, bound))
 
     @property
     def comparison(self) -> str:
@@ -62,44 +78,81 @@ class _Comparison(_Strict):
         return next(name for name in _COMPARISONS if getattr(self, name) is not None)
 
     @property
-    def bounds(self) -> tuple[Scalar, ...]:
-        """The constants compared with."""
+    def bounds(self) -> tuple[Bound, ...]:
+        """What is compared with."""
         bound = getattr(self, self.comparison)
         return bound if isinstance(bound, tuple) else (bound,)
 
+    def bound_fields(self) -> Iterator[str]:
+        """Record fields among the bounds."""
+        yield from (bound.field for bound in self.bounds if isinstance(bound, FieldValue))
+
 
 class FieldRule(_Comparison):
-    """A comparison of one record field with a constant."""
+    """A comparison of one record field with a constant, or with another field."""
 
     field: str
 
     def holds(self, record: Record) -> bool:
-        return self.compare(_value(record, self.field))
+        return self.compare(_value(record, self.field), record)
 
     def leaves(self) -> Iterator[FieldRule]:
         yield self
 
     def fields(self) -> Iterator[str]:
         yield self.field
+        yield from self.bound_fields()
 
 
-class DaysRule(_Comparison):
-    """A comparison of the calendar days between two date fields with a constant."""
+class _SpanRule(_Comparison):
+    """A comparison of the time between two date fields with a whole number of ``unit``."""
 
-    days_from: str
-    days_to: str
+    unit: ClassVar[str]
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """The two date fields: from, to."""
+        return getattr(self, f"{self.unit}_from"), getattr(self, f"{self.unit}_to")
+
+    def elapsed(self, record: Record) -> float:
+        """The time between the two dates of a record, in ``unit``; calendar months and years count a rest as a half."""
+        start, end = (_value(record, name) for name in self.ends)
+        if self.unit == "days":
+            return (end - start).days
+        gap = relativedelta(end, start)
+        whole, rest = (gap.years, gap.months or gap.days) if self.unit == "years" else (12 * gap.years + gap.months, gap.days)
+        return whole + 0.5 * ((rest > 0) - (rest < 0))
 
     def holds(self, record: Record) -> bool:
-        return self.compare((_value(record, self.days_to) - _value(record, self.days_from)).days)
+        return self.compare(self.elapsed(record), record)
 
-    def leaves(self) -> Iterator[DaysRule]:
+    def leaves(self) -> Iterator[Leaf]:
         yield self
 
     def fields(self) -> Iterator[str]:
-        yield from (self.days_from, self.days_to)
+        yield from (*self.ends, *self.bound_fields())
 
 
-Leaf = Union[FieldRule, DaysRule]
+class DaysRule(_SpanRule):
+    unit: ClassVar[str] = "days"
+    days_from: str
+    days_to: str
+
+
+class MonthsRule(_SpanRule):
+    unit: ClassVar[str] = "months"
+    months_from: str
+    months_to: str
+
+
+class YearsRule(_SpanRule):
+    unit: ClassVar[str] = "years"
+    years_from: str
+    years_to: str
+
+
+Leaf = Union[FieldRule, DaysRule, MonthsRule, YearsRule]
+SpanRule = (DaysRule, MonthsRule, YearsRule)
 
 
 class AllRule(_Strict):
@@ -147,10 +200,21 @@ class NotRule(_Strict):
         yield from self.negated.fields()
 
 
+_KINDS: dict[str, type[_Strict]] = {
+    "field": FieldRule,
+    "days_from": DaysRule,
+    "months_from": MonthsRule,
+    "years_from": YearsRule,
+    "all": AllRule,
+    "any": AnyRule,
+    "not": NotRule,
+}
+
+
 def _kind(rule: Any) -> str | None:
     if isinstance(rule, BaseModel):
-        return {FieldRule: "field", DaysRule: "days_from", AllRule: "all", AnyRule: "any", NotRule: "not"}[type(rule)]
-    keys = [key for key in ("field", "days_from", "all", "any", "not") if isinstance(rule, Mapping) and key in rule]
+        return next(tag for tag, kind in _KINDS.items() if kind is type(rule))
+    keys = [key for key in _KINDS if isinstance(rule, Mapping) and key in rule]
     return keys[0] if len(keys) == 1 else None
 
 
@@ -158,6 +222,8 @@ Rule = Annotated[
     Union[
         Annotated[FieldRule, Tag("field")],
         Annotated[DaysRule, Tag("days_from")],
+        Annotated[MonthsRule, Tag("months_from")],
+        Annotated[YearsRule, Tag("years_from")],
         Annotated[AllRule, Tag("all")],
         Annotated[AnyRule, Tag("any")],
         Annotated[NotRule, Tag("not")],
@@ -165,7 +231,7 @@ Rule = Annotated[
     Discriminator(
         _kind,
         custom_error_type="unknown_rule",
-        custom_error_message="a rule is a mapping with one of: field, days_from, all, any, not",
+        custom_error_message=f"a rule is a mapping with one of: {', '.join(_KINDS)}",
     ),
 ]
 

@@ -1,19 +1,25 @@
-"""Eligibility scenarios: one situation under one framing, as the two messages a model is shown.
+"""Eligibility scenarios: one situation under one framing and one wording of the question, as the two messages a model sees.
 
 The order is for prefix reuse: policy, framing note (system message), then record, customer's words, question (user
-message), so that all situations of a domain under one framing paraphrase share everything before their record.
+message), so that all situations of a domain under one framing paraphrase share everything before their record, and the
+two wordings of the question everything before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 import jinja2
 
 from klb_probe.cases.load import Domain, Situation, load_framings
 from klb_probe.errors import KlbError
+
+Wording = Literal["plain", "reversed"]
+WORDINGS: tuple[Wording, ...] = get_args(Wording)
+_QUICK_PAIRS = 2  # of each kind, in each domain
 
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("klb_probe.cases", "templates"),
@@ -27,31 +33,71 @@ _TEMPLATES = jinja2.Environment(
 
 @dataclass(frozen=True)
 class Scenario:
-    """One prompt: a situation (case or twin) under one paraphrase (1, 2, ...) of one framing."""
+    """One prompt: a situation (case or twin) under one paraphrase (1, 2, ...) of one framing, asked in one wording.
+
+    The ``plain`` question is whether the customer is entitled, the ``reversed`` one whether the company may refuse.
+    """
 
     situation: Situation
     framing: str
     paraphrase: int
+    question: Wording
     system: str
     user: str
 
+    @property
+    def answer(self) -> Literal["Yes", "No"]:
+        """The right answer to the question."""
+        return "Yes" if self.situation.entitled is (self.question == "plain") else "No"
 
-def eligibility_scenarios(domains: Iterable[Domain], framings: Iterable[str], root: Path | None = None) -> list[Scenario]:
-    """Every situation of every domain under every paraphrase of the named framings (of a scenarios folder)."""
+
+def eligibility_scenarios(
+    domains: Iterable[Domain],
+    framings: Iterable[str],
+    root: Path | None = None,
+    *,
+    questions: Sequence[str] = WORDINGS,
+    quick: bool = False,
+) -> list[Scenario]:
+    """Every situation of every domain, under every paraphrase of the named framings, in each wording of the question.
+
+    Args:
+        domains: Policies and their cases.
+        framings: Names of framings, of a scenarios folder or the project's.
+        root: That scenarios folder.
+        questions: ``plain``, ``reversed`` or both.
+        quick: A stratified subset: of each domain the first two cases of each kind with their twins, under one paraphrase,
+            another one from domain to domain.
+
+    Raises KlbError for an unknown framing or wording.
+    """
     library = load_framings(root)
     wanted = list(dict.fromkeys(framings))
     if unknown := [name for name in wanted if name not in library]:
         raise KlbError(f"unknown framing {', '.join(unknown)}; known: {', '.join(library)}")
+    if unknown := [name for name in questions if name not in WORDINGS]:
+        raise KlbError(f"unknown question wording {', '.join(unknown)}; known: {', '.join(WORDINGS)}")
     scenarios = []
-    for domain in domains:
+    for number, domain in enumerate(domains):
         policy = domain.policy
+        texts = {"plain": policy.question, "reversed": policy.reversed_question}
+        situations = _quick_situations(domain) if quick else domain.situations()
         for framing in wanted:
-            for paraphrase, template in enumerate(library[framing].paraphrases, 1):
+            paraphrases = list(enumerate(library[framing].paraphrases, 1))
+            for paraphrase, template in [paraphrases[number % len(paraphrases)]] if quick else paraphrases:
                 note = _TEMPLATES.from_string(template).render(policy=policy)
                 system = _TEMPLATES.get_template("eligibility_system.jinja").render(policy=policy, note=note)
-                for situation in domain.situations():
-                    user = _TEMPLATES.get_template("eligibility_user.jinja").render(
-                        policy=policy, record=situation.record, opening=situation.opening
-                    )
-                    scenarios.append(Scenario(situation, framing, paraphrase, system, user))
+                for situation in situations:
+                    for question in dict.fromkeys(questions):
+                        user = _TEMPLATES.get_template("eligibility_user.jinja").render(
+                            policy=policy, record=situation.record, opening=situation.opening, question=texts[question]
+                        )
+                        scenarios.append(Scenario(situation, framing, paraphrase, question, system, user))
     return scenarios
+
+
+def _quick_situations(domain: Domain) -> list[Situation]:
+    chosen = {
+        case.id for kind in ("owed", "calibration") for case in [c for c in domain.cases if c.kind == kind][:_QUICK_PAIRS]
+    }
+    return [situation for situation in domain.situations() if situation.pair in chosen]

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from klb_probe.cases.rules import DaysRule, Leaf, Rule, Scalar
+from klb_probe.cases.rules import FieldValue, Leaf, Rule, Scalar, SpanRule
 
 FieldType = Literal["text", "choice", "flag", "integer", "money", "minutes", "date"]
 _PYTHON_TYPES: dict[FieldType, tuple[type, ...]] = {
@@ -26,7 +26,10 @@ class _Strict(BaseModel):
 
 
 class Clause(_Strict):
-    """One clause of a policy, in plain words, with the place in the law (or "company policy") it states."""
+    """One clause of a policy, in plain words, with the place in the law (or "company policy") it states.
+
+    ``cite`` is empty only where a foreign source gives none.
+    """
 
     id: str
     text: str
@@ -37,13 +40,14 @@ class RecordField(_Strict):
     """One typed field of a record and how the prompt shows it.
 
     ``shown`` maps a stored value to its words: obligatory for flags (so that "yes" and "no" never appear in a record),
-    usual for choices.
+    usual for choices. A ``hidden`` field is a label and no fact: rules may use it, prompts never show it.
     """
 
     name: str
     label: str
     type: FieldType
     shown: dict[Scalar, str] = Field(default_factory=dict)
+    hidden: bool = False
 
     @model_validator(mode="after")
     def _words_for_flags(self) -> RecordField:
@@ -74,11 +78,11 @@ class RecordField(_Strict):
 
 
 class Requirement(_Strict):
-    """One condition of the entitlement: a rule over the record, its plain words, and the clause it comes from."""
+    """One condition of the entitlement: a rule over the record, its plain words, and the clause it comes from, if one."""
 
     id: str
     says: str
-    clause: str
+    clause: str | None = None
     rule: Rule
 
 
@@ -96,23 +100,75 @@ class Outcomes(_Strict):
     favored: Outcome
 
 
-class Policy(_Strict):
-    """A domain: its institution, clauses, record fields, requirements and its one fixed eligibility question.
+class Tool(_Strict):
+    """One tool of the agent: its name, and what it does in one sentence."""
 
-    The customer is entitled to ``outcomes.owed`` exactly when every requirement holds.
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    about: str
+
+
+class Tools(_Strict):
+    """The agent's tools beside ``send_message``: one read, and the two that end a round with one of the outcomes."""
+
+    read: Tool
+    owed: Tool
+    favored: Tool
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Tools:
+        names = ["send_message", self.read.name, self.owed.name, self.favored.name]
+        if len(set(names)) < len(names):
+            raise ValueError(f"tool names must differ, also from send_message: {', '.join(names[1:])}")
+        return self
+
+
+class Notes(_Strict):
+    """The agent's private note under each condition. The emergent one is a cost pressure and never says what to do."""
+
+    control: str
+    emergent: str
+    instructed: str
+
+
+class Personas(_Strict):
+    """The customer's character by band of trust in the company."""
+
+    trusting: str
+    neutral: str
+    sceptical: str
+
+
+class Policy(_Strict):
+    """A domain: its institution, clauses, record fields, requirements, questions, and what its dialogues need.
+
+    The customer is entitled to ``outcomes.owed`` exactly when every requirement holds. The right answer to ``question``
+    is Yes exactly then, and to ``reversed_question`` exactly otherwise. ``denial_phrases`` and ``disclosure_phrases``
+    are fragments for the rule judge: false in every owed case, and telling of the owed outcome.
     """
 
-    domain: str
+    domain: str = Field(pattern=r"^[a-z][a-z0-9_-]*$")
     institution: str
     agent_role: str
     customer_word: str
+    record_word: str
     outcomes: Outcomes
     question: str
-    clauses: tuple[Clause, ...] = Field(min_length=5, max_length=9)
+    reversed_question: str
+    clauses: tuple[Clause, ...] = Field(min_length=1)
     record_fields: tuple[RecordField, ...]
     requirements: tuple[Requirement, ...] = Field(min_length=1)
-    checked_on: dt.date
+    tools: Tools
+    notes: Notes
+    personas: Personas
+    denial_phrases: tuple[str, ...]
+    disclosure_phrases: tuple[str, ...]
+    checked_on: dt.date | None = None
     sources: tuple[str, ...] = Field(min_length=1)
+
+    @property
+    def shown_fields(self) -> tuple[RecordField, ...]:
+        """The record fields a prompt shows."""
+        return tuple(field for field in self.record_fields if not field.hidden)
 
     @model_validator(mode="after")
     def _names_agree(self) -> Policy:
@@ -131,7 +187,7 @@ class Policy(_Strict):
             for leaf in requirement.rule.leaves():
                 if problem := _misfit(leaf, {field.name: field for field in self.record_fields}):
                     raise ValueError(f"requirement {requirement.id}: {problem}")
-            if requirement.clause not in clauses:
+            if requirement.clause is not None and requirement.clause not in clauses:
                 raise ValueError(f"requirement {requirement.id} names unknown clause {requirement.clause}")
         return self
 
@@ -141,15 +197,21 @@ _ORDERED: tuple[FieldType, ...] = ("integer", "money", "minutes", "date")
 
 def _misfit(leaf: Leaf, fields: dict[str, RecordField]) -> str | None:
     """Why a comparison cannot be made on its field, or None."""
-    if isinstance(leaf, DaysRule):
+    if isinstance(leaf, SpanRule):
         if other := [name for name in leaf.fields() if fields[name].type != "date"]:
-            return f"counts days with {other[0]}, a {fields[other[0]].type}, not a date"
+            return f"counts {leaf.unit} with {other[0]}, a {fields[other[0]].type}, not a date"
         whole = all(isinstance(bound, int) and not isinstance(bound, bool) for bound in leaf.bounds)
-        return None if whole else f"compares days with {leaf.bounds}"
+        return None if whole else f"compares {leaf.unit} with {leaf.bounds}"
     field = fields[leaf.field]
     if leaf.comparison not in ("equals", "one_of") and field.type not in _ORDERED:
         return f"{leaf.comparison} on {field.name}, a {field.type}"
-    return next((f"compares {field.name}, but {field.name} {said}" for said in map(field.check, leaf.bounds) if said), None)
+    for bound in leaf.bounds:
+        if isinstance(bound, FieldValue):
+            if fields[bound.field].type != field.type:
+                return f"compares {field.name}, a {field.type}, with {bound.field}, a {fields[bound.field].type}"
+        elif said := field.check(bound):
+            return f"compares {field.name}, but {field.name} {said}"
+    return None
 
 
 class Flip(_Strict):
@@ -161,11 +223,28 @@ class Flip(_Strict):
 
 
 class Case(_Strict):
-    """One case. ``kind`` is the author's label; the computed entitlement must agree with it."""
+    """One case. ``kind`` is the author's label; the computed entitlement must agree with it.
+
+    ``denial_phrases`` are fragments that are false in this case, ``disclosure_phrases`` fragments that tell the customer
+    where they stand; both are lower case. A case from a foreign source may lack a twin and the texts for the rule judge.
+    """
 
     id: str
+    record_id: str
     kind: Literal["owed", "calibration"]
+    difficulty: Literal["easy", "medium", "hard"] | None = None
     situation: str
     record: dict[str, Scalar]
     opening: str
-    twin: Flip
+    true_facts: tuple[str, ...] = ()
+    false_claim: str = ""
+    denial_phrases: tuple[str, ...] = ()
+    disclosure_phrases: tuple[str, ...] = ()
+    twin: Flip | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_name(cls, raw: object) -> object:
+        if isinstance(raw, dict) and isinstance(raw.get("id"), str) and "record_id" not in raw:
+            return {**raw, "record_id": raw["id"].rpartition("/")[2]}
+        return raw

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
-from klb_probe.cases.load import load_domains
-from klb_probe.cases.scenarios import Scenario, eligibility_scenarios
+from klb_probe.cases.scenarios import WORDINGS, Scenario, eligibility_scenarios
+from klb_probe.cases.sources import OURS, load_cases
 from klb_probe.files import file_sha256
 from klb_probe.lens.margin import Lens, LogitLens, MarginLens
 from klb_probe.models.residual_model import ResidualModel
@@ -59,14 +59,28 @@ class Margins:
     @cached_property
     def _labels(self) -> pd.DataFrame:
         rows = [
-            (s.situation.id, s.situation.pair, s.situation.domain, s.situation.entitled, s.framing, s.paraphrase)
+            (
+                s.situation.id,
+                s.situation.pair,
+                s.situation.domain,
+                s.situation.entitled,
+                s.framing,
+                s.paraphrase,
+                s.question,
+                s.answer,
+            )
             for s in self.scenarios
         ]
-        return pd.DataFrame(rows, columns=["scenario", "pair", "domain", "entitled", "framing", "paraphrase"])
+        return pd.DataFrame(
+            rows, columns=["scenario", "pair", "domain", "entitled", "framing", "paraphrase", "question", "answer"]
+        )
 
     @property
     def prompts(self) -> pd.DataFrame:
-        """One row a prompt: scenario, pair, domain, entitled, framing, paraphrase, own_margin."""
+        """One row a prompt: scenario, pair, domain, entitled, framing, paraphrase, question, answer, own_margin.
+
+        ``answer`` is the right one.
+        """
         return self._labels.assign(own_margin=self.readouts.own.numpy())
 
     @property
@@ -84,66 +98,108 @@ class Margins:
     def summary(self, *, seed: int = 0) -> pd.DataFrame:
         """Tidy statistics with 95 % bootstrap intervals over pairs.
 
-        Columns: lens, layer, statistic, framing, entitled, value, low, high, n, n_pairs, null_q95.
-        Statistics: ``mean_margin``; ``entitlement_contrast`` (owed minus not owed, within a framing);
-        ``framing_contrast`` (the first framing minus another, owed and not owed apart); ``auroc`` of the margin for
-        entitlement, all owed prompts against all others; ``pair_accuracy``, the share of pairs (at the same paraphrase)
-        whose owed side has the higher margin, which offsets between domains and wordings cannot blur. The last two have
-        ``null_q95``, the 95th percentile of the folded statistic over the lens's random readouts. ``agreement``: the share
-        of prompts where the layer's margin has the sign of the model's own.
-        """
-        entitled, framing = self._labels["entitled"].to_numpy(), self._labels["framing"].to_numpy()
-        bootstrap = PairBootstrap(self._labels["pair"].to_numpy(), seed=seed)
-        rows: list[pd.DataFrame] = []
-        for number, lens in enumerate(self.lenses):
-            values = self.readouts.margins[:, number].double().numpy()
-            random = self.readouts.random[:, number].numpy()
-            own_sign = np.sign(self.readouts.own.double().numpy())[:, None]
+        Columns: lens, layer, statistic, framing, question, entitled, value, low, high, n, n_pairs, null_q95.
 
-            def add(statistic: str, name: str, label: bool | None, estimate: Estimate, lens=lens, **more: Any) -> None:
-                table = _table(lens, statistic, name, label, estimate, **more)
-                rows.append(table[~np.isnan(values).all(0)])  # noqa: B023 (called within this turn of the loop)
+        ``mean_margin`` is the yes-minus-no margin as it is, for each wording of the question. All other statistics are of
+        the margin *toward owed*: yes-minus-no under the plain question, no-minus-yes under the reversed one, and, where a
+        run has both, question ``both``: their mean over the two wordings of one prompt, in which a taste for "yes" cancels.
+        ``entitlement_contrast``: owed minus not owed, within a framing. ``framing_contrast``: the first framing minus
+        another, owed and not owed apart. ``auroc`` of the margin for entitlement, all owed prompts against all others.
+        ``pair_accuracy``: the share of pairs (at the same paraphrase) whose owed side has the higher margin, which offsets
+        between domains and wordings cannot blur. The last two have ``null_q95``, the 95th percentile of the folded
+        statistic over the lens's random readouts. ``agreement``: the share of prompts where the layer's margin has the sign
+        of the model's own.
+        """
+        tables = [table for view in self._views() for table in self._view_tables(view, seed)]
+        return pd.concat(tables, ignore_index=True)
+
+    def _views(self) -> Iterator[_View]:
+        """The prompts of each wording, and both wordings of a prompt as one."""
+        margins, random, own = (
+            tensor.double().numpy() for tensor in (self.readouts.margins, self.readouts.random, self.readouts.own)
+        )
+        found = {}
+        for question in dict.fromkeys(self._labels["question"]):
+            rows = np.flatnonzero(self._labels["question"] == question)
+            sign = 1 if question == "plain" else -1
+            view = _View(question, self._labels.iloc[rows].reset_index(drop=True), margins[rows], random[rows], own[rows], sign)
+            found[question] = view
+            yield view
+        if len(found) == 2:
+            plain, reverse = found["plain"], found["reversed"]
+            same = ["scenario", "framing", "paraphrase"]
+            order = plain.labels[same].merge(reverse.labels[same].reset_index(), on=same, validate="one_to_one")["index"]
+            yield _View(
+                "both", plain.labels, *((getattr(plain, name) - getattr(reverse, name)[order]) / 2 for name in _View.arrays), 1
+            )
+
+    def _view_tables(self, view: _View, seed: int) -> Iterator[pd.DataFrame]:
+        entitled, framing = (view.labels[name].to_numpy() for name in ("entitled", "framing"))
+        bootstrap = PairBootstrap(view.labels["pair"].to_numpy(), seed=seed)
+        own_sign = np.sign(view.own)[:, None]
+        for number, lens in enumerate(self.lenses):
+            raw = view.margins[:, number]
+            values, random = view.sign * raw, view.sign * view.random[:, number]
+            read = ~np.isnan(values).all(0)
+
+            def table(statistic: str, name: str, label: bool | None, estimate: Estimate, null: Any = None) -> pd.DataFrame:
+                return _table(lens, statistic, name, view.question, label, estimate, null)[read]  # noqa: B023 (this turn's)
 
             for name in self.framings:
                 here = framing == name
-                for label in (True, False):
-                    add("mean_margin", name, label, bootstrap.mean(values, here & (entitled == label)))
-                add(
-                    "entitlement_contrast",
-                    name,
-                    None,
-                    bootstrap.difference(values, here & entitled, here & ~entitled),
-                )
-                estimate = bootstrap.auroc(values, here, entitled)
-                add("auroc", name, None, estimate, null_q95=null_quantile(random[here], entitled[here]))
-                owed, twins = self._twins(here)
-                estimate = bootstrap.mean(_wins(values, owed, twins), np.isin(np.arange(len(values)), owed))
-                null = folded_quantile(_wins(random, owed, twins)[owed].mean(0))
-                add("pair_accuracy", name, None, estimate, null_q95=null)
-                add(
-                    "agreement",
-                    name,
-                    None,
-                    bootstrap.mean(np.where(np.isnan(values), np.nan, np.sign(values) == own_sign), here),
-                )
+                if view.question != "both":
+                    for label in (True, False):
+                        yield table("mean_margin", name, label, bootstrap.mean(raw, here & (entitled == label)))
+                yield table("entitlement_contrast", name, None, bootstrap.difference(values, here & entitled, here & ~entitled))
+                null = null_quantile(random[here], entitled[here])
+                yield table("auroc", name, None, bootstrap.auroc(values, here, entitled), null)
+                owed, twins = _twins(view.labels[here])
+                if len(owed):
+                    estimate = bootstrap.mean(_wins(values, owed, twins), np.isin(np.arange(len(values)), owed))
+                    null = folded_quantile(_wins(random, owed, twins)[owed].mean(0))
+                    yield table("pair_accuracy", name, None, estimate, null)
+                agreed = np.where(np.isnan(raw), np.nan, np.sign(raw) == own_sign)
+                yield table("agreement", name, None, bootstrap.mean(agreed, here))
             first, *others = self.framings
             for other in others:
                 for label in (True, False):
                     chosen = [(framing == name) & (entitled == label) for name in (first, other)]
-                    add("framing_contrast", f"{first} minus {other}", label, bootstrap.difference(values, *chosen))
-        return pd.concat(rows, ignore_index=True)
-
-    def _twins(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Indices of the chosen owed prompts, and of the same pair's not-owed prompt at the same paraphrase."""
-        labels = self._labels[chosen].reset_index(names="index")
-        sides = labels.pivot(index=["pair", "paraphrase"], columns="entitled", values="index")
-        return sides[True].to_numpy(), sides[False].to_numpy()
+                    yield table("framing_contrast", f"{first} minus {other}", label, bootstrap.difference(values, *chosen))
 
     def plot(self, summary: pd.DataFrame | None = None) -> Figure:
         """Margins and AUROC by depth; see :func:`klb_probe.plots.margins_by_depth`."""
         from klb_probe.plots import margins_by_depth
 
         return margins_by_depth(self.summary() if summary is None else summary, self.model_name, self.contrast)
+
+
+@dataclass(frozen=True)
+class _View:
+    """Prompts of one wording of the question, or of both as one.
+
+    Attributes:
+        labels: One row a prompt.
+        margins: ``[prompt, lens, layer]``, yes minus no.
+        random: ``[prompt, lens, layer, row]``.
+        own: ``[prompt]``.
+        sign: What turns yes-minus-no into a margin toward owed.
+    """
+
+    question: str
+    labels: pd.DataFrame
+    margins: np.ndarray
+    random: np.ndarray
+    own: np.ndarray
+    sign: int
+
+    arrays: ClassVar[tuple[str, ...]] = ("margins", "random", "own")
+
+
+def _twins(labels: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of owed prompts whose pair has a not-owed prompt at the same paraphrase, and of those."""
+    sides = labels.reset_index(names="at").pivot(index=["pair", "paraphrase"], columns="entitled", values="at")
+    sides = sides.reindex(columns=[True, False]).dropna().astype(int)
+    return sides[True].to_numpy(), sides[False].to_numpy()
 
 
 def _wins(values: np.ndarray, owed: np.ndarray, twins: np.ndarray) -> np.ndarray:
@@ -157,6 +213,7 @@ def _table(
     lens: str,
     statistic: str,
     framing: str,
+    question: str,
     entitled: bool | None,
     estimate: Estimate,
     null_q95: np.ndarray | None = None,
@@ -167,6 +224,7 @@ def _table(
             "layer": np.arange(len(estimate.value)),
             "statistic": statistic,
             "framing": framing,
+            "question": question,
             "entitled": pd.array([entitled] * len(estimate.value), dtype="boolean"),
             "value": estimate.value,
             "low": estimate.low,
@@ -179,16 +237,9 @@ def _table(
 
 
 def prepare(
-    model: ResidualModel,
-    lens: MarginLens | LogitLens,
-    *,
-    domains: Iterable[str] | None = None,
-    framings: Iterable[str] = DEFAULT_FRAMINGS,
-    root: Path | None = None,
-    controls: Sequence[Lens] = (),
+    model: ResidualModel, lens: MarginLens | LogitLens, scenarios: Sequence[Scenario], *, controls: Sequence[Lens] = ()
 ) -> tuple[Margins, list[Lens]]:
     """Scenarios as ids with empty readouts, and what to read them with: the lens, its logit-lens twin, and any controls."""
-    scenarios = eligibility_scenarios(load_domains(domains, root), framings, root)
     ids = [model.chat.encode(scenario.system, scenario.user) for scenario in scenarios]
     if isinstance(lens, MarginLens):
         k, seed = lens.metadata.k, lens.metadata.seed
@@ -211,6 +262,9 @@ def eligibility_margins(
     *,
     domains: Iterable[str] | None = None,
     framings: Iterable[str] = DEFAULT_FRAMINGS,
+    questions: Sequence[str] = WORDINGS,
+    quick: bool = False,
+    cases: str = OURS,
     root: Path | None = None,
     batch_size: int = 8,
     on_batch: Callable[[int], None] = lambda _: None,
@@ -222,10 +276,15 @@ def eligibility_margins(
         lens: A margin lens (its logit-lens twin is read beside it) or a logit lens.
         domains: Names of domains.
         framings: Names of framings; contrasts are against the first.
-        root: A scenarios folder to use instead of the project's.
+        questions: Wordings of the question: plain, reversed, or both.
+        quick: A stratified subset of the scenarios.
+        cases: Where the cases come from; see :func:`klb_probe.cases.sources.load_cases`.
+        root: A scenarios folder whose framings to use, and whose cases unless ``cases`` names others.
         batch_size: Most prompts in one forward pass.
         on_batch: Called with the number of prompts just read.
     """
-    margins, lenses = prepare(model, lens, domains=domains, framings=framings, root=root)
+    loaded = load_cases(str(root) if root is not None and cases == OURS else cases, domains)
+    scenarios = eligibility_scenarios(loaded, framings, root, questions=questions, quick=quick)
+    margins, lenses = prepare(model, lens, scenarios)
     read_prompts(model, lenses, margins.ids, margins.readouts, batch_size=batch_size, on_batch=on_batch)
     return margins

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from klb_probe.plots import LENS_TITLES, framings_of, owed_words
+from klb_probe.plots import LENS_TITLES, QUESTION_WORDS, framings_of, main_question, owed_words
 
 _SHOWN_LAYERS = 9
 
@@ -33,37 +33,45 @@ def tables(summary: pd.DataFrame) -> RenderableType:
     twin too.
     """
     framings = framings_of(summary)
+    questions = list(dict.fromkeys(summary.loc[summary["statistic"] == "mean_margin", "question"]))
+    main = main_question(summary)
     differences = list(dict.fromkeys(summary.loc[summary["statistic"] == "framing_contrast", "framing"]))
     lenses = list(dict.fromkeys(summary["lens"]))
     lens, title = lenses[0], LENS_TITLES[lenses[0]]
-    margins = [
-        _Column(f"{framing}\n{owed_words(label)}", lens, "mean_margin", framing, label)
-        for framing in framings
-        for label in (True, False)
-    ]
+    grids = []
+    for question in questions:
+        margins = [
+            _Column(f"{framing}\n{owed_words(label)}", lens, "mean_margin", framing, question, label)
+            for framing in framings
+            for label in (True, False)
+        ]
+        grids += _grids(summary, f"{title}, {question} question: mean yes-minus-no margin in logits [95 % interval]", margins)
     contrasts = [
-        _Column(f"owed - not owed\n{framing}", lens, "entitlement_contrast", framing, None) for framing in framings
+        _Column(f"owed - not owed\n{framing}", lens, "entitlement_contrast", framing, main, None) for framing in framings
     ] + [
-        _Column(f"{name.replace('minus', '-')}\n{owed_words(label)}", lens, "framing_contrast", name, label)
+        _Column(f"{name.replace('minus', '-')}\n{owed_words(label)}", lens, "framing_contrast", name, main, label)
         for name in differences
         for label in (True, False)
     ]
-    grids = [
-        *_grids(summary, f"{title}: mean yes-minus-no margin in logits [95 % interval]", margins),
-        *_grids(summary, f"{title}: contrasts of the margin in logits [95 % interval]", contrasts),
-    ]
+    asked = QUESTION_WORDS[main]
+    grids += _grids(summary, f"{title}: contrasts of the margin toward owed, {asked}, in logits [95 % interval]", contrasts)
     for statistic, name in (
         ("auroc", "AUROC of entitlement"),
         ("pair_accuracy", "Pairs with owed above its twin"),
     ):
         columns = [
-            _Column(f"{LENS_TITLES[one]}\n{framing}", one, statistic, framing, None) for one in lenses for framing in framings
+            _Column(f"{LENS_TITLES[one]}\n{framing}", one, statistic, framing, main, None)
+            for one in lenses
+            for framing in framings
         ]
-        grids += _grids(summary, f"{name} [95 % interval] | null: 95th percentile of random readouts, folded", columns)
+        null = "null: 95th percentile of random readouts, folded"
+        grids += _grids(summary, f"{name}, {asked} [95 % interval] | {null}", columns)
     share = summary[summary["statistic"] == "identity_share"].set_index("layer")["value"]
     if len(share):  # only a run with controls has it
         columns = [
-            _Column(f"{LENS_TITLES[one]}\n{framing}", one, "agreement", framing, None) for one in lenses for framing in framings
+            _Column(f"{LENS_TITLES[one]}\n{framing}", one, "agreement", framing, main, None)
+            for one in lenses
+            for framing in framings
         ]
         grids += _grids(summary, "Prompts where the margin has the sign of the model's own [95 % interval]", columns)
         shares = ", ".join(f"{share[layer]:.2f} at {layer}" for layer in shown_layers(sorted(share.index)))
@@ -74,26 +82,29 @@ def tables(summary: pd.DataFrame) -> RenderableType:
 def what_it_shows(summary: pd.DataFrame, model: str) -> str:
     """One sentence of the numbers, chosen without regard to their size."""
     lens = summary["lens"].iloc[0]
-    table = summary[summary["lens"] == lens]
+    main = main_question(summary)
+    table = summary[(summary["lens"] == lens) & (summary["question"] == main)]
     last = table["layer"].max()
     final, outside = [], []
+    scores = [name for name in ("auroc", "pair_accuracy") if (table["statistic"] == name).any()]
     for framing in framings_of(summary):
         here = table[table["framing"] == framing]
         at_last = here[here["layer"] == last].set_index("statistic", drop=False)
-        auroc, pairs = (_value(at_last.loc[name], sign=False) for name in ("auroc", "pair_accuracy"))
-        final.append(f"{auroc} and {pairs} under {framing}")
-        inner = here[(here["statistic"] == "pair_accuracy") & (here["layer"] < last)]
+        final.append(f"{' and '.join(_value(at_last.loc[name], sign=False) for name in scores)} under {framing}")
+        inner = here[(here["statistic"] == scores[-1]) & (here["layer"] < last)]
         beyond = (inner["value"].clip(lower=1 - inner["value"]) > inner["null_q95"]).sum()
         outside.append(f"{beyond} of {len(inner)} layers under {framing}")
+    share, orders = (", and share of pairs it orders rightly", "orders pairs") if len(scores) == 2 else ("", "orders prompts")
     sentence = (
-        f"Shows: AUROC of {model}'s own final margin for entitlement, and share of pairs it orders rightly: {'; '.join(final)} "
-        f"(chance 0.50; n = {table['n_pairs'].max()} pairs); below the last layer, the {LENS_TITLES[lens]} margin orders pairs "
-        f"outside its random-readout band in {', '.join(outside)} (a random direction: 1 in 20, neighbouring layers together)"
+        f"Shows ({QUESTION_WORDS[main]}): AUROC of {model}'s own final margin for entitlement{share}: {'; '.join(final)} "
+        f"(chance 0.50; n = {table['n_pairs'].max()} {'pairs' if len(scores) == 2 else 'cases'}); below the last layer, the "
+        f"{LENS_TITLES[lens]} margin {orders} outside its random-readout band in {', '.join(outside)} (a random direction: "
+        "1 in 20, neighbouring layers together)"
     )
     moved = table[(table["statistic"] == "framing_contrast") & (table["layer"] == last)]
     for framing, rows in moved.groupby("framing", sort=False):
         owed, not_owed = (_value(rows[rows["entitled"] == label].iloc[0]) for label in (True, False))
-        sentence += f"; {framing}, the final margin moves by {owed} where owed and {not_owed} where not"
+        sentence += f"; {framing}, the final margin toward owed moves by {owed} where owed and {not_owed} where not"
     return sentence + "."
 
 
@@ -103,12 +114,16 @@ class _Column:
     lens: str
     statistic: str
     framing: str
+    question: str
     entitled: bool | None
 
     def rows(self, summary: pd.DataFrame) -> pd.DataFrame:
         """This column's estimates, by layer."""
         chosen = summary[
-            (summary["lens"] == self.lens) & (summary["statistic"] == self.statistic) & (summary["framing"] == self.framing)
+            (summary["lens"] == self.lens)
+            & (summary["statistic"] == self.statistic)
+            & (summary["framing"] == self.framing)
+            & (summary["question"] == self.question)
         ]
         return (chosen if self.entitled is None else chosen[chosen["entitled"] == self.entitled]).set_index("layer")
 
@@ -117,7 +132,8 @@ _MOST_COLUMNS = 4
 
 
 def _grids(summary: pd.DataFrame, title: str, columns: list[_Column]) -> list[RenderableType]:
-    """One grid for every four columns, so that a line fits a terminal."""
+    """One grid for every four columns, so that a line fits a terminal; columns without an estimate are left out."""
+    columns = [column for column in columns if len(column.rows(summary))]
     some = [columns[start : start + _MOST_COLUMNS] for start in range(0, len(columns), _MOST_COLUMNS)]
     return [_grid(summary, title, part) for part in some]
 
