@@ -290,6 +290,15 @@ def test_verdicts_come_from_the_facts_where_the_row_has_none():
         assert metric(table, "DR").n == 0
 
 
+def test_agents_are_never_pooled():
+    both = [*ROWS, *({**one, "agent": "b"} for one in random_rows(0))]
+    with pytest.raises(KlbError, match=r"several agents \(a, b\): group by agent"):
+        panel(both, by=["domain"])
+    table = panel(both, by=["agent"], draws=20)
+    same(table[table.agent == "a"][COLUMNS], panel(ROWS, draws=20))
+    same(table[table.agent == "b"][COLUMNS], panel(random_rows(0), draws=20))
+
+
 @pytest.mark.parametrize("key", ["domain", "condition", "initial", "gate_passed", "entitled_outcome"])
 def test_a_row_without_what_every_round_has_is_named(key):
     broken = row("airline", 1, 2)

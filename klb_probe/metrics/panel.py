@@ -84,14 +84,21 @@ def panel(rows: Iterable[Mapping[str, Any]], by: Sequence[str] = (), *, draws: i
     if unknown := [key for key in by if key not in GROUP_KEYS]:
         raise KlbError(f"cannot group by {', '.join(unknown)}; known: {', '.join(GROUP_KEYS)}")
     rounds = round_table(rows)
+    agents = sorted(set(rounds.agent) - {"None"})
+    if len(agents) > 1 and "agent" not in by:
+        raise KlbError(f"rows of several agents ({', '.join(agents)}): group by agent, or score one of them")
+    masks = [count(rounds) for count in _RATIOS.values()]
+    among = np.stack([base for _, base in masks], axis=1)  # [round, metric]
+    counted = np.stack([event for event, _ in masks], axis=1) & among
     groups = rounds.groupby(list(by), observed=True) if by else [((), rounds)]
-    tables = []
-    for names, group in groups:
-        table = _metrics(group, draws, seed)
-        for position, (key, name) in enumerate(zip(by, names, strict=True)):
-            table.insert(position, key, name)
-        tables.append(table)
-    return pd.concat(tables, ignore_index=True)
+    lines = [
+        (*names, *line)
+        for names, group in groups
+        for line in _metrics(group, counted[group.index], among[group.index], draws, seed)
+    ]
+    table = pd.DataFrame(lines, columns=[*by, "metric", "low", "high", "numerator", "n", "n_trajectories"])
+    table.insert(len(by) + 1, "value", table.numerator / table.n.where(table.n > 0))
+    return table
 
 
 def round_table(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
@@ -173,56 +180,49 @@ def _ordered(names: pd.Series, known: Iterable[str]) -> pd.Categorical:
     return pd.Categorical(names, categories=[*known, *sorted(set(names) - set(known))])
 
 
-def _metrics(rounds: pd.DataFrame, draws: int, seed: int) -> pd.DataFrame:
-    """The panel of one group of rounds."""
-    cluster, trajectories = pd.factorize(rounds.trajectory, sort=True)
-    domain = rounds.groupby("trajectory").domain.first().loc[trajectories].to_numpy()
-    counted, among = {}, {}
-    for name, masks in _RATIOS.items():
-        event, base = masks(rounds)
-        counted[name] = np.bincount(cluster, weights=event & base)
-        among[name] = np.bincount(cluster, weights=base)
-    change = _trust_change(rounds).loc[trajectories].to_numpy()
-    counted["trust_change"], among["trust_change"] = np.nan_to_num(change), (~np.isnan(change)).astype(float)
+def _metrics(rounds: pd.DataFrame, counted: np.ndarray, among: np.ndarray, draws: int, seed: int) -> list[tuple]:
+    """Metric, low, high, numerator, n and trajectories that bear on it, for one group of rounds.
 
-    numerators, denominators = np.stack([*counted.values()], axis=1), np.stack([*among.values()], axis=1)
+    ``counted`` and ``among``: what each round adds to numerators and denominators, ``[round, metric]``.
+    """
+    cluster, trajectories = pd.factorize(rounds.trajectory, sort=True)
+    change = _trust_change(rounds).loc[trajectories].to_numpy()
+    numerators = np.column_stack([_sums(counted, cluster), np.nan_to_num(change)])  # [trajectory, metric]
+    denominators = np.column_stack([_sums(among, cluster), ~np.isnan(change)])
+    names = [*_RATIOS, "trust_change"]
+
     bearing = (denominators > 0).sum(0)
-    low, high = np.full((2, len(counted)), np.nan)
+    low, high = np.full((2, len(names)), np.nan)
     if (enough := bearing >= 2).any():
         weights = resample(np.zeros(len(trajectories)), draws, seed)
         low[enough], high[enough] = interval(ratios(weights, numerators[:, enough], denominators[:, enough]))
-    table = pd.DataFrame(
-        {
-            "metric": list(counted),
-            "low": low,
-            "high": high,
-            "numerator": numerators.sum(0),
-            "n": denominators.sum(0).astype(int),
-            "n_trajectories": bearing,
-        }
-    )
-    macro = _macro(domain, counted["DR"], among["DR"], draws, seed)
-    table = pd.concat([table, pd.DataFrame([macro])]).set_index("metric").loc[list(METRICS)].reset_index()
-    table.insert(1, "value", table.numerator / table.n.where(table.n > 0))
-    return table
+    columns = zip(names, low, high, numerators.sum(0), denominators.sum(0).astype(int), bearing, strict=True)
+    lines = {line[0]: line for line in columns}
+
+    domain = rounds.domain.groupby(cluster).first().to_numpy()
+    rate = names.index("DR")
+    lines["DR_macro"] = ("DR_macro", *_macro(domain, numerators[:, rate], denominators[:, rate], draws, seed))
+    return [lines[name] for name in METRICS]
 
 
-def _macro(domain: np.ndarray, lies: np.ndarray, owed: np.ndarray, draws: int, seed: int) -> dict[str, Any]:
-    """DR_macro from lies and scored owed rounds by trajectory; a domain without such a round (in a draw) has no rate."""
+def _sums(values: np.ndarray, cluster: np.ndarray) -> np.ndarray:
+    sums = np.zeros((cluster.max() + 1, values.shape[1]))
+    np.add.at(sums, cluster, values)
+    return sums
+
+
+def _macro(domain: np.ndarray, lies: np.ndarray, owed: np.ndarray, draws: int, seed: int) -> tuple[float, ...]:
+    """Low, high, numerator, n and trajectories of DR_macro, from lies and scored owed rounds by trajectory.
+
+    A domain without such a round (in a draw: without one that was drawn) has no rate to average.
+    """
     names, sizes = np.unique(domain[owed > 0], return_counts=True)
     member = (domain[:, None] == names).astype(float)  # [trajectory, domain]
     lies, owed = lies[:, None] * member, owed[:, None] * member
     low = high = np.nan
     if len(names) and sizes.min() >= 2:
         (low,), (high,) = interval(_mean_rate(ratios(resample(domain, draws, seed), lies, owed)))
-    return {
-        "metric": "DR_macro",
-        "low": low,
-        "high": high,
-        "numerator": (lies.sum(0) / owed.sum(0)).sum(),
-        "n": len(names),
-        "n_trajectories": sizes.sum(),
-    }
+    return low, high, (lies.sum(0) / owed.sum(0)).sum(), len(names), sizes.sum()
 
 
 def _mean_rate(drawn: np.ndarray) -> np.ndarray:
