@@ -83,6 +83,7 @@ def test_every_form_of_one_action_reads_the_same(raw, how):
         (reply(action=HELLO), "action_string"),
         (reply(thought="", message=HELLO), "top_level_message"),
         (reply(action=None, content=HELLO), "top_level_message"),
+        (reply(name="Bob", message=HELLO), "top_level_message"),
         (HELLO, "plain_text"),
         (f"\n {HELLO} ", "plain_text"),
     ],
@@ -121,7 +122,10 @@ def test_a_thought_alone_is_never_told_to_the_customer(raw):
     assert action.thought.startswith("I sh")
 
 
-@pytest.mark.parametrize("raw", ["Use code {SAVE10} now.", "null", "[]", "{}", "{", '{"eligible": true}', "", "{{x}} ok"])
+@pytest.mark.parametrize(
+    "raw",
+    ["Use code {SAVE10} now.", "null", "[]", "{}", "{", '{"eligible": true}', '{"options": [{"tool": "x"}]}', "", "{{x}} ok"],
+)
 def test_json_and_braces_that_hold_no_action_are_words(raw):
     action = parse_action(raw)
     assert (action.message, action.how) == (raw, "plain_text")

@@ -85,6 +85,8 @@ def test_a_torn_line_is_reported_by_number_and_ignored(tmp_path, caplog):
     assert f"{path}:3" in caplog.text
     cut_usage = written(tmp_path / "b.jsonl", {"run_meta": META}, row(0), '{"usage_summary": {"ag', end="")
     assert not read_trajectories(cut_usage).complete
+    resumed = written(tmp_path / "c.jsonl", {"run_meta": META}, {"usage_summary": {}}, '{"ag', end="")
+    assert not read_trajectories(resumed).complete
 
 
 def test_a_torn_character_is_torn_too(tmp_path):
@@ -117,6 +119,8 @@ def test_public_rows_may_lack_keys_and_have_others(tmp_path):
     assert read.complete
     alone = read_trajectories(written(tmp_path / "u.jsonl", {"run_meta": META}, failed))
     assert alone.rows == [{**failed, **shared}]
+    other = {**row(1), "agent": "other"}
+    assert read_trajectories(written(tmp_path / "w.jsonl", {"run_meta": META}, row(0), other)).rows == [row(0), other]
     several = read_trajectories(written(tmp_path / "v.jsonl", {"run_meta": META}, row(0), row(0, sample=2), failed))
     assert "sample" not in several.rows[-1]
 
