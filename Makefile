@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 .PHONY: demo test lint bench clean install
 
 demo: $(INSTALLED)
-	$(BIN)/python -m klb_probe.jlens --out outputs/demo --overwrite
+	$(BIN)/python -m klb_probe.jlens --quick --out outputs/demo --overwrite
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -q

@@ -82,9 +82,10 @@ def margins_by_depth(summary: pd.DataFrame, model: str, contrast: str) -> Figure
         if title in _SCORES.values():
             row[0].set_ylim(0, 1)
     counts = summary[(summary["statistic"] == "auroc") & (summary["question"] == main)].iloc[0]
+    each = ", each in two wordings" if main == "both" else ""
     units = "pairs of a case and its twin" if "pair_accuracy" in scores else "cases"
     figure.suptitle(
-        f"{model}: {contrast}\n{counts['n_pairs']} {units}, {counts['n']} prompts a framing; contrasts and scores: "
+        f"{model}: {contrast}\n{counts['n_pairs']} {units}, {counts['n']} prompts a framing{each}; contrasts and scores: "
         f"{QUESTION_WORDS[main]}; bands: 95 % bootstrap over {units.split()[0]}",
         fontsize=10,
     )
