@@ -25,7 +25,7 @@ MAX_AGENT_TURNS = 10  # actions of the agent in a round; the last one must final
 MAX_CUSTOMER_LOOKUPS = 2  # policy or account look-ups before a reply of the customer
 
 AGENT_TEMPERATURE = 0.7  # the agent's behaviour is the object of study
-GATE_TEMPERATURE = 0.0
+GATE_TEMPERATURE = 0.0  # of a gate asked once; asked several times, it is sampled at the agent's
 CUSTOMER_TEMPERATURE = 0.0
 JUDGE_TEMPERATURE = 0.0
 

@@ -36,7 +36,7 @@ class Scene:
         last_turn: Whether the agent has to finalise now.
         transcript: ``(role, text)`` so far, role one of user, agent, tool, as in the public files.
         persona: trusting, neutral or sceptical.
-        looked_up: What the customer's look-ups returned this turn.
+        looked_up: What the customer's look-ups returned in this round.
         first_message_only: The judge grades the agent's first message alone.
     """
 

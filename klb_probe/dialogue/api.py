@@ -1,0 +1,174 @@
+"""Running the dialogue benchmark from Python: one call, the same files as the command."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from klb_probe.cases.load import Domain
+from klb_probe.cases.sources import OURS, load_cases
+from klb_probe.dialogue.constants import INITIAL_TRUST, PUBLIC_CONDITIONS
+from klb_probe.dialogue.players import Players
+from klb_probe.dialogue.prompts import MODES
+from klb_probe.dialogue.round import Settings
+from klb_probe.dialogue.runner import Cast, Run, play
+from klb_probe.dialogue.trajectory import Row
+from klb_probe.dialogue.trust import trust_model
+from klb_probe.dialogue.walk import Trajectory
+from klb_probe.errors import KlbError
+from klb_probe.files import write_json
+
+CONDITIONS, TRUSTS = tuple(PUBLIC_CONDITIONS), tuple(INITIAL_TRUST)
+QUICK_DOMAINS = ("airline", "debt")
+QUICK_CONDITIONS = ("control", "emergent")
+QUICK_TRUSTS = ("medium",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a run plays: trajectories, and how the rounds are set."""
+
+    trajectories: tuple[Trajectory, ...]
+    settings: Settings
+    trust_model: str
+
+    @property
+    def n_rounds(self) -> int:
+        """Rounds of all trajectories."""
+        return sum(len(one.domain.cases) for one in self.trajectories)
+
+
+def plan(
+    *,
+    domains: Iterable[str] | None = None,
+    conditions: Sequence[str] = CONDITIONS,
+    trusts: Sequence[str] = TRUSTS,
+    samples: int = 1,
+    cases: str = OURS,
+    cases_of_each_kind: int | None = None,
+    trust: str = "state_dependent",
+    settings: Settings | None = None,
+) -> Plan:
+    """The trajectories of a run: every domain x condition x starting trust x sample.
+
+    Args:
+        domains: Names; all by default.
+        conditions: control, emergent, instructed.
+        trusts: Starting trust: low, medium, high.
+        samples: Walks of each kind.
+        cases: Where the cases come from; see :func:`klb_probe.cases.sources.load_cases`.
+        cases_of_each_kind: Only so many owed and so many calibration cases of each domain.
+        trust: Name of the trust model.
+        settings: Of the rounds.
+    """
+    settings = settings or Settings()
+    for kind, names, known in (
+        ("condition", conditions, CONDITIONS),
+        ("starting trust", trusts, TRUSTS),
+        ("mode", [settings.mode], MODES),
+    ):
+        if unknown := [name for name in names if name not in known]:
+            raise KlbError(f"unknown {kind} {', '.join(unknown)}; known: {', '.join(known)}")
+    if settings.gate_samples < 1 or samples < 1:
+        raise KlbError("samples and gate samples start at 1")
+    trust_model(trust)
+    loaded = [_some(domain, cases_of_each_kind) for domain in load_cases(cases, domains)]
+    walks = (
+        Trajectory(domain, condition, start, sample)
+        for domain in loaded
+        for condition in dict.fromkeys(conditions)
+        for start in dict.fromkeys(trusts)
+        for sample in range(samples)
+    )
+    return Plan(tuple(walks), settings, trust)
+
+
+def _some(domain: Domain, of_each_kind: int | None) -> Domain:
+    if of_each_kind is None:
+        return domain
+    kept = [
+        case for kind in ("owed", "calibration") for case in [one for one in domain.cases if one.kind == kind][:of_each_kind]
+    ]
+    return dataclasses.replace(domain, cases=tuple(kept))
+
+
+def run_dialogues(
+    agent: Any,
+    out: Path,
+    *,
+    customer: Any = "scripted:verifying",
+    judge: Any = "rules",
+    label: str | None = None,
+    seed: int = 0,
+    batch_size: int = 8,
+    parallel: int = 16,
+    constrain: bool = False,
+    on_round: Callable[[Row], None] = lambda _: None,
+    what: Plan | None = None,
+    **choices: Any,
+) -> Run:
+    """Play dialogues and write their files; what the folder already holds of this run is continued.
+
+    Args:
+        agent: A loaded model, a player, or a spec: alias, hub id, folder, ``endpoint:MODEL``, ``scripted:honest`` ...
+        out: The run's folder.
+        customer: As ``agent``, or ``scripted:accepting`` / ``scripted:verifying``.
+        judge: As ``agent``, or ``rules``.
+        label: Names the agent in files and rows (its own name by default).
+        seed: Of every random stream.
+        batch_size: Most sequences a local model decodes at once.
+        parallel: Trajectories in flight.
+        constrain: Hold gate, customer and judge to their JSON schemas where the player can.
+        on_round: Called with every row.
+        what: A plan; or give the arguments of :func:`plan`.
+        **choices: Arguments of :func:`plan`.
+    """
+    chosen = what or plan(**choices)
+    players = Players(seed=seed, batch_size=batch_size, constrain=constrain)
+    cast = Cast(players.open("agent", agent), players.open("customer", customer), players.open("judge", judge))
+    return play_plan(cast, chosen, out, label=label, seed=seed, parallel=parallel, on_round=on_round)
+
+
+def play_plan(
+    cast: Cast,
+    chosen: Plan,
+    out: Path,
+    *,
+    label: str | None,
+    seed: int,
+    parallel: int,
+    on_round: Callable[[Row], None] = lambda _: None,
+    record: dict[str, Any] | None = None,
+) -> Run:
+    """Play a plan with a cast; ``run.json`` says what was run and whether it came to its end."""
+    from klb_probe.versions import versions
+
+    label = label or cast.agent.name
+    record = {
+        "command": "run",
+        "complete": False,
+        "label": label,
+        "players": cast.records(chosen.settings),
+        "settings": dataclasses.asdict(chosen.settings),
+        "trust_model": trust_model(chosen.trust_model).record(),
+        "seed": seed,
+        "rounds": chosen.n_rounds,
+        "versions": versions(),
+        **(record or {}),
+    }
+    write_json(out / "run.json", record)
+    run = play(
+        cast,
+        chosen.trajectories,
+        out,
+        label=label,
+        settings=chosen.settings,
+        trust_model=trust_model(chosen.trust_model),
+        parallel=parallel,
+        about={"seed": seed},
+        on_round=on_round,
+    )
+    write_json(out / "run.json", {**record, "complete": True})
+    return run

@@ -1,0 +1,265 @@
+"""Running many trajectories in lock-step, with files that survive interruption."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from klb_probe.dialogue.constants import TAU, public_condition, public_trust
+from klb_probe.dialogue.player import Part, Player, Reply, Request, UsageByPart
+from klb_probe.dialogue.round import Settings
+from klb_probe.dialogue.sidecar import packed, sidecar_path
+from klb_probe.dialogue.trajectory import Row, TrajectoryWriter, file_name, read_trajectories
+from klb_probe.dialogue.trust import TrustModel
+from klb_probe.dialogue.walk import Trajectory, walk
+from klb_probe.errors import KlbError
+
+MAX_CONSECUTIVE_ERRORS = 20
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Who plays which part. The gate is the agent's."""
+
+    agent: Player
+    customer: Player
+    judge: Player
+
+    def player(self, part: Part) -> Player:
+        """The player of a part."""
+        return {"gate": self.agent, "agent": self.agent, "customer": self.customer, "judge": self.judge}[part]
+
+    @property
+    def players(self) -> list[Player]:
+        """Each player once."""
+        return list({id(player): player for player in (self.agent, self.customer, self.judge)}.values())
+
+    def records(self, settings: Settings) -> dict[str, dict[str, Any]]:
+        """How the public files name the players: cfg, model, temp, and our record of each."""
+        temperatures = {"agent": settings.agent_temperature, "customer": 0.0, "grader": 0.0}
+        parts = {"agent": self.agent, "customer": self.customer, "grader": self.judge}
+        return {
+            name: {"cfg": player.name, "model": player.name, "temp": temperatures[name], "player": player.record()}
+            for name, player in parts.items()
+        }
+
+
+@dataclass
+class Run:
+    """A finished or running set of dialogues in a folder."""
+
+    folder: Path
+    rows: list[Row] = field(default_factory=list)
+
+    def panel(self, by: Sequence[str] = (), **options: Any) -> Any:
+        """The behavioural metrics; see :func:`klb_probe.metrics.panel.panel`."""
+        from klb_probe.metrics.panel import panel
+
+        return panel(self.rows, by, **options)
+
+
+def play(
+    cast: Cast,
+    trajectories: Sequence[Trajectory],
+    folder: Path,
+    *,
+    label: str,
+    settings: Settings,
+    trust_model: TrustModel,
+    parallel: int,
+    about: Mapping[str, Any],
+    on_round: Callable[[Row], None] = lambda _: None,
+) -> Run:
+    """Play trajectories, at most ``parallel`` at once, continuing what the folder's files already hold.
+
+    Args:
+        cast: The players.
+        trajectories: All walks of the run.
+        folder: Where the files are.
+        label: Of the agent, in file names and rows.
+        settings: Of the rounds.
+        trust_model: How trust moves.
+        parallel: Walks in flight; it changes speed and the order of rows, never a transcript.
+        about: What else each file's ``run_meta`` says.
+        on_round: Called with every row, those of an earlier part of the run first.
+
+    Raises KlbError after 20 rounds in a row that a provider could not serve; the files then stay incomplete.
+    """
+    files = [_File(*group, cast, folder, label, settings, trust_model, about) for group in _by_domain(trajectories)]
+    run = Run(folder)
+    errors = 0
+
+    def finished(row: Row) -> None:
+        nonlocal errors
+        run.rows.append(row)
+        on_round(row)
+        errors = errors + 1 if row.get("error") else 0
+        if errors >= MAX_CONSECUTIVE_ERRORS:
+            raise KlbError(f"{errors} rounds in a row failed; the last: {row['error']}; continue with --resume")
+
+    try:
+        for file in files:
+            for row in file.rows:
+                run.rows.append(row)
+                on_round(row)
+        walks = (started for file in files for started in file.walks(finished))
+        _lock_step(cast, walks, parallel)
+    finally:
+        for file in files:
+            file.close()
+    return run
+
+
+def _by_domain(trajectories: Sequence[Trajectory]) -> list[tuple[str, list[Trajectory]]]:
+    names = dict.fromkeys(one.domain.policy.domain for one in trajectories)
+    return [(name, [one for one in trajectories if one.domain.policy.domain == name]) for name in names]
+
+
+@dataclass
+class _Walk:
+    """A walk under way: its generator, the request it waits on, and the usage of its present round."""
+
+    talk: Generator[Request, Reply, None]
+    usage: UsageByPart
+    request: Request | None = None
+
+
+class _File:
+    """One domain's trajectory file and sidecar."""
+
+    def __init__(
+        self,
+        domain: str,
+        trajectories: list[Trajectory],
+        cast: Cast,
+        folder: Path,
+        label: str,
+        settings: Settings,
+        trust_model: TrustModel,
+        about: Mapping[str, Any],
+    ) -> None:
+        self.trajectories, self.label, self.settings, self.trust_model = trajectories, label, settings, trust_model
+        self.path = folder / file_name(label, domain, trust_model.name)
+        policy = trajectories[0].domain.policy
+        self.meta = {
+            **cast.records(settings),
+            "domain": domain,
+            "receiver_role": policy.customer_word,
+            "owed_outcome": policy.outcomes.owed.id,
+            "favored_outcome": policy.outcomes.favored.id,
+            "tau": TAU,
+            "delta_set": trust_model.name,
+            "trust_model": trust_model.record(),
+            "rounds": len(trajectories[0].domain.cases),
+            "n_traj": len(trajectories),
+            "scenarios": [f"{public_condition(one.condition)}_{public_trust(one.trust)}" for one in trajectories],
+            "settings": dataclasses.asdict(settings),
+            **about,
+        }
+        self.complete = self.path.exists() and self._is_complete()
+        self.writer = None if self.complete else TrajectoryWriter(self.path, self.meta)
+        self.rows = list(read_trajectories(self.path).rows) if self.complete else list(self.writer.rows)
+        self.left = len(trajectories)
+
+    def _is_complete(self) -> bool:
+        try:
+            return read_trajectories(self.path).complete
+        except KlbError:  # nothing but a torn first line: the writer starts it again
+            return False
+
+    def walks(self, finished: Callable[[Row], None]) -> Iterator[_Walk]:
+        """The walks that have rounds left; the file is marked complete when the last of them ends."""
+        if self.complete:
+            return
+        for trajectory in self.trajectories:
+            done = sorted((row for row in self.rows if trajectory.owns(row)), key=lambda row: row["round"])
+            usage = UsageByPart()
+
+            def on_round(row: Row, turns: list[dict[str, Any]], usage: UsageByPart = usage) -> None:
+                row["usage"] = {part: dataclasses.asdict(spent) for part, spent in usage.parts.items()}
+                usage.parts.clear()
+                self._write_turns(turns)
+                self.writer.append(row)
+                finished(row)
+
+            talk = walk(trajectory, self.label, self.settings, self.trust_model, done, on_round)
+            yield _Walk(self._ending(talk), usage)
+
+    def _ending(self, talk: Generator[Request, Reply, None]) -> Generator[Request, Reply, None]:
+        yield from talk
+        self.left -= 1
+        if not self.left:
+            self.writer.finish(_summed(self.writer.rows))
+
+    def _write_turns(self, turns: list[dict[str, Any]]) -> None:
+        """Before the row: a row on disk has its turns on disk."""
+        if not turns:
+            return
+        with sidecar_path(self.path).open("ab") as file:
+            if file.tell() and not self._ends_whole():
+                file.write(b"\n")
+            for line in packed(turns):
+                file.write(json.dumps(line).encode("ascii") + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _ends_whole(self) -> bool:
+        with sidecar_path(self.path).open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) == b"\n"
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+def _summed(rows: Sequence[Row]) -> dict[str, Any]:
+    """Calls and tokens of every part over a file's rounds."""
+    total: dict[str, dict[str, int]] = {}
+    for row in rows:
+        for part, spent in row.get("usage", {}).items():
+            sums = total.setdefault(part, dict.fromkeys(spent, 0))
+            for key, value in spent.items():
+                sums[key] += value
+    return {"by_part": total, "rounds": len(rows), "errors": sum(bool(row.get("error")) for row in rows)}
+
+
+def _lock_step(cast: Cast, walks: Iterator[_Walk], parallel: int) -> None:
+    """Advance walks together: every player answers all that wait on it at once."""
+    live: list[_Walk] = []
+    while True:
+        while len(live) < parallel and (fresh := next(walks, None)) is not None:
+            if _advance(fresh, None, cast):
+                live.append(fresh)
+        if not live:
+            return
+        for player in dict.fromkeys(cast.player(one.request.part) for one in live):
+            waiting = [one for one in live if cast.player(one.request.part) is player]
+            replies = player.reply([one.request for one in waiting])
+            for one, reply in zip(waiting, replies, strict=True):
+                one.usage.add(one.request.part, reply)
+                if not _advance(one, reply, cast):
+                    live.remove(one)
+
+
+def _advance(one: _Walk, reply: Reply | None, cast: Cast) -> bool:
+    """Hand a walk its reply; False when it has ended. The conversations of a round that is over are forgotten."""
+    before = one.request
+    try:
+        one.request = next(one.talk) if reply is None else one.talk.send(reply)
+    except StopIteration:
+        one.request = None
+    if before is not None and (one.request is None or _round(one.request) != _round(before)):
+        for name in ("gate", "agent", "customer", "judge", "judge-first"):
+            for player in cast.players:
+                player.forget(f"{_round(before)}/{name}")
+    return one.request is not None
+
+
+def _round(request: Request) -> str:
+    return request.conversation.rpartition("/")[0]

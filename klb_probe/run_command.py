@@ -1,0 +1,161 @@
+"""``klb-probe run``: the dialogue benchmark, in-process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from klb_probe.options import Cases, Device, Domains, Dtype, Hooks, Revision, parse_names
+
+EXAMPLE = "Example: klb-probe run --agent scripted:deceptive --domains airline --out outputs/liar"
+
+
+def run_dialogues_command(
+    agent: Annotated[
+        str, typer.Option(help="A model (alias, hub id, folder, .gguf) | endpoint:MODEL[@URL] | scripted:honest|deceptive.")
+    ] = "smollm2-135m",
+    customer: Annotated[
+        str, typer.Option(help="scripted:verifying | scripted:accepting | endpoint:MODEL[@URL] | a model.")
+    ] = "scripted:verifying",
+    judge: Annotated[
+        str, typer.Option(help="rules (offline, from the case's phrases) | endpoint:MODEL[@URL] | a model.")
+    ] = "rules",
+    domains: Domains = "all",
+    conditions: Annotated[str, typer.Option(help="With commas: control, emergent, instructed; or all.")] = "all",
+    trust: Annotated[str, typer.Option(help="Starting trust, with commas: low, medium, high; or all.")] = "all",
+    samples: Annotated[int, typer.Option(help="Trajectories of each domain, condition and starting trust.", min=1)] = 1,
+    gate_samples: Annotated[
+        int, typer.Option(help="Ask the gate so often, at the agent's temperature; all must pass.", min=1)
+    ] = 1,
+    mode: Annotated[
+        str, typer.Option(help="Rendering: flat (one user message, as the public runner) | turns (chat roles).")
+    ] = "flat",
+    trust_model: Annotated[
+        str, typer.Option(help="state_dependent | flat | default_soft | harsh | gentle.")
+    ] = "state_dependent",
+    temperature: Annotated[float, typer.Option(help="Of the agent; gate, customer and judge decode greedily.", min=0)] = 0.7,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an agent's turn.", min=1)] = 400,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Small: airline and debt, control and emergent, medium trust, 4 cases a domain."),
+    ] = False,
+    cases: Cases = "ours",
+    label: Annotated[str | None, typer.Option(help="Names the agent in files (default: its own name).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output folder (default: outputs/run-<agent>-<time>).")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    batch: Annotated[int, typer.Option(help="Sequences a local model decodes at once.", min=1)] = 8,
+    parallel: Annotated[int, typer.Option(help="Trajectories in flight.", min=1)] = 16,
+    constrain: Annotated[
+        bool, typer.Option("--constrain", help="Hold gate, customer and judge (never the agent) to their JSON schemas.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of every random stream.")] = 0,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    revision: Revision = None,
+    hooks: Hooks = None,
+) -> None:
+    """Play rounds of the benchmark: knowledge gate, agent with tools, customer with trust, judge.
+
+    Writes trajectories_*.jsonl (the public format), turns_*.jsonl (token ids as they happened) and run.json. Read them with
+    klb-probe score. Keys of endpoints come from the environment: KLB_API_KEY or OPENAI_API_KEY.
+    """
+    from klb_probe.outputs import check_folder, default_folder
+
+    arguments = {key: _plain(value) for key, value in locals().items() if key in run_dialogues_command.__annotations__}
+    folder = out or default_folder("run", agent)
+    check_folder(folder, overwrite=overwrite, resume=resume)
+
+    from tqdm.auto import tqdm
+
+    from klb_probe.dialogue import api
+    from klb_probe.dialogue.players import Players
+    from klb_probe.dialogue.round import Settings
+    from klb_probe.dialogue.runner import Cast
+
+    settings = Settings(mode=mode, gate_samples=gate_samples, agent_temperature=temperature, agent_tokens=max_tokens)
+    chosen = api.plan(
+        domains=parse_names(domains) or (api.QUICK_DOMAINS if quick and cases == "ours" else None),
+        conditions=parse_names(conditions) or (api.QUICK_CONDITIONS if quick else api.CONDITIONS),
+        trusts=parse_names(trust) or (api.QUICK_TRUSTS if quick else api.TRUSTS),
+        samples=samples,
+        cases=cases,
+        cases_of_each_kind=2 if quick else None,
+        trust=trust_model,
+        settings=settings,
+    )
+    players = Players(
+        seed=seed, batch_size=batch, constrain=constrain, device=device, dtype=dtype, revision=revision, hooks=hooks or ()
+    )
+    cast = Cast(players.open("agent", agent), players.open("customer", customer), players.open("judge", judge))
+    if overwrite:
+        for name in ("trajectories_*.jsonl", "turns_*.jsonl", "run.json"):
+            for path in folder.glob(name):
+                path.unlink()
+    typer.echo(f"agent {cast.agent.name}, customer {cast.customer.name}, judge {cast.judge.name}")
+    typer.echo(f"{len(chosen.trajectories)} trajectories, {chosen.n_rounds} rounds, {mode} rendering; files in {folder}")
+    lies = 0
+
+    def count(row: dict[str, Any]) -> None:
+        nonlocal lies
+        lies += bool((row.get("derived") or {}).get("lied"))
+        bar.set_postfix_str(f"{lies} lies", refresh=False)
+        bar.update()
+
+    bar = tqdm(total=chosen.n_rounds, desc="playing", unit="round", disable=None)
+    try:
+        with bar:
+            run = api.play_plan(
+                cast,
+                chosen,
+                folder,
+                label=label,
+                seed=seed,
+                parallel=parallel,
+                on_round=count,
+                record={"arguments": arguments},
+            )
+    except KeyboardInterrupt:
+        typer.echo(f"stopped; continue with --out {folder} --resume", err=True)
+        raise
+    typer.echo("\n".join(counts(run.rows)))
+    typer.echo(f"Score it: klb-probe score {folder}")
+
+
+def counts(rows: list[dict[str, Any]]) -> list[str]:
+    """What happened, in a few lines of counts."""
+    errors = sum(bool(row.get("error")) for row in rows)
+    gates = {
+        name: sum(row.get("gate") == name and not row.get("error") for row in rows) for name in ("passed", "failed", "unparsed")
+    }
+    played = [row for row in rows if row.get("gate") == "passed" and not row.get("error")]
+    forms: dict[str, int] = {}
+    for row in played:
+        for form in row["agent_forms"]:
+            forms[form] = forms.get(form, 0) + 1
+    malformed = sum("malformed" in row for row in played)
+    open_ended = sum(row["outcome"] == "none" for row in played)
+    lies = sum(bool((row.get("derived") or {}).get("lied")) for row in played)
+    lines = [
+        f"{len(rows)} rounds: gate {gates['passed']} passed, {gates['failed']} failed, {gates['unparsed']} unparsed; "
+        f"{errors} provider errors",
+        f"{len(played)} played: {lies} with a lie, {open_ended} not closed by the agent, {malformed} with an unusable verdict",
+    ]
+    if forms:
+        shown = ", ".join(f"{name} {count}" for name, count in sorted(forms.items(), key=lambda item: -item[1]))
+        lines.append(f"how the agent's {sum(forms.values())} turns were written: {shown}")
+    tokens = {"prompt_tokens": 0, "completion_tokens": 0}
+    for row in rows:
+        for spent in row.get("usage", {}).values():
+            for key in tokens:
+                tokens[key] += spent[key]
+    lines.append(f"tokens: {tokens['prompt_tokens']:,} read, {tokens['completion_tokens']:,} written")
+    return lines
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [str(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
