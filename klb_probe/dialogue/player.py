@@ -87,6 +87,7 @@ class Reply:
         error: Why there are none: a provider's refusal or failure, for this request only.
         prompt_ids: Ids of the prompt as it was read, where the player has them; never re-rendered later.
         ids: Ids generated, end of text included.
+        ends: Characters of ``text`` after each of those ids; empty where the player cannot say.
         prompt_tokens: Tokens read, cached ones included.
         completion_tokens: Tokens written.
     """
@@ -95,6 +96,7 @@ class Reply:
     error: str | None = None
     prompt_ids: tuple[int, ...] = ()
     ids: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
     prompt_tokens: int = 0
     completion_tokens: int = 0
 

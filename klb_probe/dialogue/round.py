@@ -28,6 +28,7 @@ from klb_probe.dialogue.gate import Gate, all_passed, read_gate
 from klb_probe.dialogue.judging import Verdict, ask_judge
 from klb_probe.dialogue.player import Part, Reply, Request, Scene
 from klb_probe.dialogue.prompts import Mode
+from klb_probe.dialogue.sidecar import message_span
 from klb_probe.dialogue.trust import persona
 
 Talk = Generator[Request, Reply, Any]
@@ -189,7 +190,7 @@ class _Table:
             action = parse_action(reply.text)
             self.played.thoughts.append(action.thought)
             self.played.forms.append(action.how)
-            self._keep_ids("agent", turn, reply, tool=action.tool, message=action.message)
+            self._keep_ids("agent", turn, reply, tool=action.tool, **_message_fields(reply, action.message))
             self.agent_turns.append(("agent", reply.text))
             if action.message:
                 self.played.transcript.append(("agent", action.message))
@@ -284,3 +285,11 @@ class _Table:
         if reply.ids or reply.prompt_ids:
             record = {"part": part, "turn": turn, "prompt_ids": reply.prompt_ids, "ids": reply.ids, "text": reply.text}
             self.played.turns.append({**record, **more})
+
+
+def _message_fields(reply: Reply, message: str | None) -> dict[str, Any]:
+    """A message and where its words stand among the generated ids, for the sidecar."""
+    if not message:
+        return {"message": message}
+    span, missing = message_span(reply.text, message, reply.ends)
+    return {"message": message, "message_span": span, **({"span_missing": missing} if missing else {})}
