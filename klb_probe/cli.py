@@ -13,6 +13,7 @@ from klb_probe.errors import KlbError
 from klb_probe.fit import fit_app
 from klb_probe.jlens import EXAMPLE, jlens
 from klb_probe.lens_command import lens_app
+from klb_probe.score_command import SCORE_EXAMPLE, score
 
 
 def command_app(**settings: Any) -> typer.Typer:
@@ -34,6 +35,7 @@ def _main() -> None:
 
 
 app.command("jlens", epilog=EXAMPLE)(jlens)
+app.command("score", epilog=SCORE_EXAMPLE)(score)
 app.add_typer(cases_app, name="cases")
 app.add_typer(fit_app, name="fit")
 app.add_typer(lens_app, name="lens")

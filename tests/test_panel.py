@@ -176,6 +176,13 @@ def test_cases_are_told_apart_by_domain_and_trust_moves_within_the_round():
         assert (metric(second, "KPR").n, metric(second, "provider_errors").numerator) == (1, 1)
 
 
+def test_a_row_that_names_its_case_is_not_filed_under_its_order():
+    named = {**row("airline", 1, 1, **LIE), "case": "airline/late", "order_id": "TG-4821"}
+    public = {**row("airline", 1, 2), "order_id": "TG-77"}
+    table = panel([named, public], by=["case"], draws=5).query("metric == 'DR'")
+    assert dict(zip(table.case, table.value, strict=True)) == {"airline/TG-77": 0, "airline/late": 1}
+
+
 def test_a_ratio_of_nothing_is_undefined_and_not_zero():
     honest = [row("airline", sample, number, outcome="owed") for sample in (1, 2) for number in (1, 2)]
     table = panel(honest, draws=50)

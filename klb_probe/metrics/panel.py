@@ -166,8 +166,8 @@ def _verdicts(row: Mapping[str, Any]) -> dict[str, bool] | None:
 
 
 def _case(row: Mapping[str, Any]) -> str:
-    """The case's id, which begins with its domain."""
-    case, domain = str(row.get("order_id")), str(row.get("domain"))
+    """The case's id, which begins with its domain; public rows name it by its order alone."""
+    case, domain = str(row.get("case") or row.get("order_id")), str(row.get("domain"))
     return case if case.startswith(f"{domain}/") else f"{domain}/{case}"
 
 
