@@ -21,9 +21,12 @@ _HOMES = {
     "TokenContrast": "klb_probe.lens.contrast",
     "eligibility_margins": "klb_probe.signals.margins",
     "from_model": "klb_probe.models.load",
+    "load_cases": "klb_probe.cases.sources",
     "load_domains": "klb_probe.cases.load",
     "load_lens": "klb_probe.lens.library",
     "load_model": "klb_probe.models.load",
+    "panel": "klb_probe.metrics.panel",
+    "run_dialogues": "klb_probe.dialogue.api",
 }
 
 __all__ = sorted(_HOMES)

@@ -533,7 +533,9 @@ BREAKAGES = {
 
 @pytest.fixture
 def scenarios(tmp_path):
-    return shutil.copytree(data_dir("scenarios"), tmp_path / "scenarios")
+    """A copy of ours with the three domains that are broken below."""
+    others = set(DOMAINS) - {"airline", "deposit", "recall"}
+    return shutil.copytree(data_dir("scenarios"), tmp_path / "scenarios", ignore=shutil.ignore_patterns(*others))
 
 
 def one_line(caught):
@@ -562,7 +564,7 @@ def test_a_file_in_another_encoding_is_placed(scenarios):
     assert str(path) in one_line(caught)
 
 
-@pytest.mark.parametrize("file", [AIRLINE, "domains/debt/policy.yaml"])
+@pytest.mark.parametrize("file", [AIRLINE, "domains/deposit/policy.yaml"])
 def test_a_missing_file_is_named(scenarios, file):
     (scenarios / file).unlink()
     with pytest.raises(KlbError) as caught:
@@ -585,14 +587,12 @@ def test_a_broken_framing_is_placed(scenarios):
 
 
 def test_an_unknown_domain_lists_the_known(scenarios, tmp_path):
-    with pytest.raises(
-        KlbError, match="unknown domain boats; known: airline, billing, debt, deposit, insurance, recall, refund, subscription"
-    ):
+    with pytest.raises(KlbError, match="unknown domain boats; known: airline, deposit, recall"):
         load_domains(["airline", "boats"], root=scenarios)
     with pytest.raises(KlbError, match="none in"):
         load_domains(["airline"], root=tmp_path / "nowhere")
 
 
 def test_an_unbroken_copy_loads_the_same(scenarios):
-    assert load_domains(root=scenarios) == list(DOMAINS.values())
+    assert load_domains(root=scenarios) == [DOMAINS[name] for name in ("airline", "deposit", "recall")]
     assert [domain.policy.domain for domain in load_domains(["deposit"], root=scenarios)] == ["deposit"]
