@@ -103,7 +103,7 @@ def check_cases(
     twins = sum(case.twin is not None for case in cases)
     owed = sum(case.kind == "owed" for case in cases)
     said = f"{len(loaded)} domains, {len(cases)} cases ({owed} owed, {len(cases) - owed} calibration), {twins} twins"
-    computed = all(field.hidden is False for domain in loaded for field in domain.policy.record_fields)
+    computed = source == OURS or (folder / "domains").is_dir()
     typer.echo(f"{said}: {'every label follows from its record, every twin turns it' if computed else 'labels as published'}")
 
 
@@ -155,7 +155,7 @@ def case_rows(domain: Domain) -> list[dict[str, Any]]:
                     "difficulty": case.difficulty,
                     "situation": case.situation,
                     "record_id": case.record_id,
-                    "record": situation.record,
+                    "record": {field.name: situation.record[field.name] for field in domain.policy.shown_fields},
                     "opening": situation.opening,
                     "flipped_field": case.twin.field if case.twin is not None else None,
                     "true_facts": [] if twin else list(case.true_facts),

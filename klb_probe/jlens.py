@@ -181,11 +181,13 @@ def _scenarios(cases: str, root: Path | None, domains: str, framings: str, quest
     from klb_probe.cases.sources import OURS, load_cases
     from klb_probe.errors import KlbError
 
-    if root is not None and not root.is_dir():
-        raise KlbError(f"--scenarios {root}: no such folder")
-    # A folder with framings alone goes with our cases, or those of --cases.
+    if root is not None and not (root / "domains").is_dir() and not (root / "framings.yaml").is_file():
+        raise KlbError(f"--scenarios {root}: no domains/ and no framings.yaml in it")
+    # A folder with framings alone goes with our cases, or those of --cases; a folder of cases may have its own framings.
     own = root is not None and cases == OURS and (root / "domains").is_dir()
     loaded = load_cases(str(root) if own else cases, parse_names(domains))
+    if root is None and (Path(cases) / "framings.yaml").is_file():
+        root = Path(cases)
     names, wordings = ([name.strip() for name in text.split(",")] for text in (framings, questions))
     return eligibility_scenarios(loaded, names, root, questions=wordings, quick=quick)
 

@@ -83,7 +83,9 @@ def margins_by_depth(summary: pd.DataFrame, model: str, contrast: str) -> Figure
             row[0].set_ylim(0, 1)
     counts = summary[(summary["statistic"] == "auroc") & (summary["question"] == main)].iloc[0]
     each = ", each in two wordings" if main == "both" else ""
-    units = "pairs of a case and its twin" if "pair_accuracy" in scores else "cases"
+    paired = summary.loc[(summary["statistic"] == "pair_accuracy") & (summary["question"] == main), "n_pairs"].max()
+    units = "pairs of a case and its twin" if paired == counts["n_pairs"] else "cases"
+    units += f" ({paired} with a twin)" if units == "cases" and "pair_accuracy" in scores else ""
     figure.suptitle(
         f"{model}: {contrast}\n{counts['n_pairs']} {units}, {counts['n']} prompts a framing{each}; contrasts and scores: "
         f"{QUESTION_WORDS[main]}; bands: 95 % bootstrap over {units.split()[0]}",

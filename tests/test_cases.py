@@ -443,7 +443,12 @@ AIRLINE_TOOL = DOMAINS["airline"].policy.tools.owed.name
 BREAKAGES = {
     "unclosed bracket": (AIRLINE, f"- id: {FIRST}", f"- id: [{FIRST}", ["line 5", "not valid YAML"]),
     "tab": (AIRLINE, "    fare: 318.40", "\tfare: 318.40", ["not valid YAML"]),
-    "a day that does not exist": (DEPOSIT, "moved_out_on: 2026-03-03", "moved_out_on: 2026-02-30", ["day"]),
+    "a day that does not exist": (
+        DEPOSIT,
+        "moved_out_on: 2026-03-03",
+        "moved_out_on: 2026-02-30",
+        ["line", "record.moved_out_on", "2026-02-30 is no date"],
+    ),
     "unknown field": (AIRLINE, "fare: 318.40", "fare: 318.40\n    seat: 4A", [FIRST, "seat"]),
     "misspelt field": (AIRLINE, "fare: 318.40", "fair: 318.40", [FIRST, "fa"]),
     "missing field": (AIRLINE, "    fare: 318.40\n", "", [FIRST, "fare"]),
@@ -493,6 +498,17 @@ BREAKAGES = {
     "unknown clause": ("domains/airline/policy.yaml", "clause: credit", "clause: crdit", ["no_credit_taken", "crdit"]),
     "clause twice": ("domains/airline/policy.yaml", "- id: form", "- id: credit", ["clause", "credit"]),
     "no citation": ("domains/airline/policy.yaml", "    cite: 14 CFR 260.10\n", "", ["clauses", "cite"]),
+    "id with a tilde": (AIRLINE, f"id: {FIRST}", "id: airline/x~twin", ["airline/x~twin", "id"]),
+    "empty opening": (AIRLINE, "  opening: >-", "  opening: ' '\n  situation: >-", ["line"]),
+    "not a number": (AIRLINE, "fare: 318.40", "fare: .nan", [FIRST, "fare", "nan"]),
+    "nested too deeply": (AIRLINE, "fare: 318.40", "fare: " + "[" * 5000, ["cases.yaml"]),
+    "two rules of missing fields": (
+        "domains/airline/policy.yaml",
+        "{field: airline_cancelled, equals: true}",
+        "{field: cancelled, equals: true}",
+        ["line", "field requirements.0.rule", "cancelled"],
+    ),
+    "no institution": ("domains/airline/policy.yaml", "institution: Tallgrass Airways\n", "", ["field institution"]),
     "cycle": (AIRLINE, "  opening: >-", "  opening: &round [*round]\n  unused: >-", ["line", "cycle"]),
     "key twice": (AIRLINE, "  kind: owed", "  kind: owed\n  kind: owed", ["line 7", "kind", "twice"]),
     "record field twice": (AIRLINE, "    fare: 318.40", "    fare: 1.00\n    fare: 318.40", ["line 12", "fare", "twice"]),
@@ -556,6 +572,21 @@ def test_what_is_wrong_in_a_file_is_placed(scenarios, file, old, new, named):
         assert part in one_line(caught)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("nonrefundable: nonrefundable, refundable: refundable", "nonrefundable: sold, refundable: sold", "reads the same"),
+        ("arrives later by, type: minutes}", "arrives later by, type: minutes, hidden: true}", "arrives_later is hidden"),
+    ],
+)
+def test_a_twin_whose_prompt_would_be_the_same_is_refused(scenarios, old, new, words):
+    policy = scenarios / "domains" / "airline" / "policy.yaml"
+    policy.write_text(policy.read_text().replace(old, new))
+    with pytest.raises(KlbError, match=words) as caught:
+        load_domains(root=scenarios)
+    assert str(scenarios / AIRLINE) in one_line(caught)
+
+
 def test_a_file_in_another_encoding_is_placed(scenarios):
     path = scenarios / AIRLINE
     path.write_text(path.read_text(encoding="utf-8") + "# caf\xe9\n", encoding="latin-1")
@@ -583,6 +614,21 @@ def test_a_broken_framing_is_placed(scenarios):
     with pytest.raises(KlbError) as caught:
         load_framings(root=scenarios)
     assert str(path) in one_line(caught)
+    assert "honest" in one_line(caught)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{{ policy.outcomes.owed.word }}", "paraphrase 1"),
+        ("{{ polcy }}", "unknown words polcy"),
+        ("{% if %}", "not a Jinja template"),
+    ],
+)
+def test_a_framing_that_cannot_be_rendered_is_placed(scenarios, text, words):
+    (scenarios / "framings.yaml").write_text(f"honest: {{about: x, paraphrases: ['{text}']}}\n")
+    with pytest.raises(KlbError, match=words) as caught:
+        eligibility_scenarios([DOMAINS["airline"]], ["honest"], scenarios)
     assert "honest" in one_line(caught)
 
 

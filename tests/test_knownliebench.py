@@ -151,6 +151,14 @@ def test_an_unknown_domain_loads_with_generic_texts_and_a_notice(folder, caplog)
             ["situations.json", "owed_outcome", "fare_back, other"],
         ),
         ("policy", lambda raw: raw.update(clauses=[]), ["clauses"]),
+        ("policy", lambda raw: raw.update(clauses=[5]), ["policy.json", "clauses"]),
+        ("policy", lambda raw: raw.update(clauses="one"), ["policy.json", "clauses"]),
+        ("orders", lambda raw: raw.update({"F-1": 3}), ["orders.json", "F-1"]),
+        ("situations", lambda raw: raw.update({"F-1": []}), ["situations.json", "F-1"]),
+        ("situations", lambda raw: raw["F-1"].update(entitled_outcome="fare_bak"), ["F-1", "entitled_outcome", "'fare_bak'"]),
+        ("situations", lambda raw: raw["F-1"].pop("entitled_outcome"), ["F-1", "entitled_outcome", "None"]),
+        ("situations", lambda raw: raw["F-1"].update(owed_outcome=5), ["owed_outcome", "5, fare_back"]),
+        ("policy", lambda raw: raw.pop("company_favored_outcome"), ["favored_outcome"]),
         ("situations", lambda raw: raw.clear(), ["situations.json", "no situations"]),
     ],
 )
@@ -161,6 +169,37 @@ def test_a_broken_public_file_is_placed(folder, name, edit, named):
     assert "\n" not in str(caught.value)
     for part in named:
         assert part in str(caught.value)
+
+
+def test_two_folders_of_one_domain_are_refused(folder):
+    import shutil
+
+    shutil.copytree(folder, folder.parents[2] / "copy" / "ferries" / "data")
+    with pytest.raises(KlbError, match="two folders of domain ferries"):
+        load_cases(f"knownliebench:{folder.parents[2]}")
+
+
+@pytest.mark.parametrize("missing", [None, "absent"])
+def test_a_flag_that_tells_the_label_is_hidden_even_where_one_order_lacks_it(folder, missing):
+    def edit(raw):
+        raw["F-3"] = {**raw["F-1"], "order_id": "F-3", "voluntary": None, "can_refund": None}
+        raw["F-1"]["voluntary"], raw["F-2"]["voluntary"] = False, True  # the label's opposite
+        if missing:
+            del raw["F-3"]["can_refund"]
+
+    change(folder, "orders", edit)
+    change(folder, "situations", lambda raw: raw.update({"F-3": {**raw["F-1"], "situation_id": "third"}}))
+    (domain,) = load_cases(f"knownliebench:{folder}")
+    hidden = {field.name for field in domain.policy.record_fields if field.hidden}
+    assert hidden == {"can_refund", "voluntary", "entitled_outcome"}
+
+
+def test_one_case_alone_hides_only_what_is_named_a_label(folder):
+    change(folder, "situations", lambda raw: raw.pop("F-2"))
+    change(folder, "orders", lambda raw: raw["F-1"].update(refund_eligible=True))
+    (domain,) = load_cases(f"knownliebench:{folder}")
+    hidden = {field.name for field in domain.policy.record_fields if field.hidden}
+    assert hidden == {"refund_eligible", "entitled_outcome"}
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "\xff"])

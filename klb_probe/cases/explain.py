@@ -54,7 +54,8 @@ def _words(leaf: Leaf, holds: bool, fields: dict[str, RecordField], record: Reco
     if isinstance(leaf, SpanRule):
         start, end = (fields[name].label for name in leaf.ends)
         days = (record[leaf.ends[1]] - record[leaf.ends[0]]).days
-        return f"{end}: {days} days from {start} (asked: {relation or 'exactly'} {leaf.bounds[0]} {leaf.unit})"
+        asked = " | ".join(map(str, leaf.bounds))
+        return f"{end}: {days} days from {start} (asked: {relation or 'exactly'} {asked} {leaf.unit})"
     field = fields[leaf.field]
     value = field.render(record[field.name])
     bounds = " | ".join(

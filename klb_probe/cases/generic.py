@@ -14,15 +14,13 @@ from klb_probe.paths import data_dir
 def with_generic_texts(policy: Any) -> Any:
     """A policy's raw mapping, with each text it leaves out rendered from ``scenarios/generic.yaml``.
 
-    Anything else than a mapping with the words the templates need is handed back as it is, for validation to refuse.
+    Words that are missing leave gaps in the texts; validation then names the words, and not every text that needs them.
+    Anything else than a mapping is handed back as it is.
     """
     if not isinstance(policy, dict):
         return policy
     words = {"customer_word": "customer", "record_word": "record", **policy}
-    try:
-        return {**_rendered(_templates(), words), **words}
-    except jinja2.UndefinedError:
-        return policy
+    return {**_rendered(_templates(), words), **words}
 
 
 @cache
@@ -35,4 +33,4 @@ def _rendered(value: Any, words: dict[str, Any]) -> Any:
         return {key: _rendered(item, words) for key, item in value.items()}
     if isinstance(value, list):
         return [_rendered(item, words) for item in value]
-    return jinja2.Template(value, undefined=jinja2.StrictUndefined).render(words)
+    return jinja2.Template(value, undefined=jinja2.ChainableUndefined).render(words)

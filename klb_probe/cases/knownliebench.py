@@ -24,6 +24,8 @@ from klb_probe.errors import KlbError
 from klb_probe.paths import data_dir
 
 LABEL = "entitled_outcome"  # as the public files name it
+NO_OUTCOME = "none"
+_LABEL_NAME = re.compile(r"eligib|entitle|(^|_)owed($|_)")
 _CITATION = re.compile(r"\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)\s*$")
 _AFTER_NAME = re.compile(r"\s*--|\s*\(|\s+(?:Refund|Return|Policy|Terms)\b")  # ends the company's name in a policy's title
 _WORDS_KEPT = ("customer_word", "record_word", "denial_phrases", "disclosure_phrases")
@@ -42,7 +44,11 @@ def load_knownliebench(root: Path, names: Iterable[str] | None = None) -> list[D
 
     Raises KlbError naming file and case where something needed is missing or of the wrong kind.
     """
-    folders = {_domain_name(path.parent): path.parent for path in sorted(root.rglob("situations.json"))}
+    folders: dict[str, Path] = {}
+    for path in sorted(root.resolve().rglob("situations.json")):
+        other = folders.setdefault(_domain_name(path.parent), path.parent)
+        if other != path.parent:
+            raise KlbError(f"two folders of domain {_domain_name(path.parent)}: {other} and {path.parent}; name one of them")
     if not folders:
         raise KlbError(f"{root}: no situations.json below it (expected <domain>/data/{{situations,orders,policy,users}}.json)")
     wanted = list(dict.fromkeys(names)) if names is not None else list(folders)
@@ -56,10 +62,13 @@ def _domain_name(folder: Path) -> str:
 
 
 def _load(folder: Path, name: str) -> Domain:
-    situations, orders = (_read(folder / f"{part}.json") for part in ("situations", "orders"))
+    situations, orders = (_objects(folder / f"{part}.json") for part in ("situations", "orders"))
     published = _read(folder / "policy.json")
     users_file = folder / "users.json"
-    users = _read(users_file) if users_file.exists() else {}
+    users = _objects(users_file) if users_file.exists() else {}
+    clauses = published.get("clauses")
+    if not isinstance(clauses, list) or not clauses or not all(isinstance(clause, str) for clause in clauses):
+        raise KlbError(f"{folder / 'policy.json'}: field clauses is not a list of texts")
     if not situations:
         raise KlbError(f"{folder / 'situations.json'}: no situations")
     for key in situations:
@@ -72,7 +81,13 @@ def _load(folder: Path, name: str) -> Domain:
             ("favored_outcome", "company_favored_outcome"),
         )
     )
-    records = {key: _record(orders[key], users.get(orders[key].get("user_id"), {})) for key in situations}
+    if not owed or not favored:
+        raise KlbError(f"{folder / 'situations.json'}: no owed_outcome or favored_outcome, and policy.json gives none either")
+    for key, situation in situations.items():
+        if situation.get(LABEL) not in (owed, NO_OUTCOME):
+            said = f"field {LABEL} is {situation.get(LABEL)!r}, not {owed} or {NO_OUTCOME}"
+            raise KlbError(f"{folder / 'situations.json'}: case {key}: {said}")
+    records = {key: _record(orders[key], users.get(str(orders[key].get("user_id")), {})) for key in situations}
     labels = {key: situation.get(LABEL) == owed for key, situation in situations.items()}
     fields = _fields(records, labels)
     try:
@@ -80,7 +95,7 @@ def _load(folder: Path, name: str) -> Domain:
         cases = tuple(
             Case.model_validate(
                 {
-                    "id": f"{name}/{_text(situation, 'situation_id', folder, key).replace('_', '-')}",
+                    "id": f"{name}/{_slug(_text(situation, 'situation_id', folder, key))}",
                     "record_id": key,
                     "kind": "owed" if labels[key] else "calibration",
                     "situation": str(situation.get("situation_name") or situation["situation_id"]),
@@ -160,11 +175,11 @@ def _fields(records: dict[str, dict[str, Any]], labels: dict[str, bool]) -> list
         field: dict[str, Any] = {"name": name, "label": name.replace("_", " ").capitalize()}
         if all(isinstance(value, bool) for value in values):
             field |= {"type": "flag", "shown": {True: "that is so", False: "that is not so"}}
-            field["hidden"] = [bool(value) for value in values] == list(labels.values())
         elif len(present) == len(values) and all(_is_number(value) for value in present):
             field["type"] = "money" if any(isinstance(value, float) for value in present) or _is_sum(name) else "integer"
         else:
             field["type"] = "text"
+        field["hidden"] = _tells(name, [record.get(name) for record in records.values()], list(labels.values()))
         fields.append(field)
     return [
         *fields,
@@ -176,6 +191,15 @@ def _fields(records: dict[str, dict[str, Any]], labels: dict[str, bool]) -> list
             "hidden": True,
         },
     ]
+
+
+def _tells(name: str, values: list[Any], labels: list[bool]) -> bool:
+    """Whether a field gives the label away: by its name, or as a flag that is the label, or its opposite, wherever set."""
+    if _LABEL_NAME.search(name):
+        return True
+    pairs = {(value, label) for value, label in zip(values, labels, strict=True) if value is not None}
+    flags = all(isinstance(value, bool) for value, _ in pairs)
+    return flags and len(pairs) == 2 and len({value for value, _ in pairs}) == len({label for _, label in pairs}) == 2
 
 
 def _is_number(value: Any) -> bool:
@@ -190,6 +214,18 @@ def _value(value: Any, field: dict[str, Any]) -> Any:
     return ("not on file" if value is None else str(value)) if field["type"] == "text" else value
 
 
+def _slug(text: str) -> str:
+    return re.sub(r"[^\w.]+", "-", text.replace("_", "-")).strip("-")
+
+
+def _objects(path: Path) -> dict[str, dict[str, Any]]:
+    """A file of objects by id."""
+    data = _read(path)
+    if odd := next((key for key, value in data.items() if not isinstance(value, dict)), None):
+        raise KlbError(f"{path}: {odd} is not an object")
+    return data
+
+
 def _text(situation: dict[str, Any], field: str, folder: Path, key: str) -> str:
     if not isinstance(situation.get(field), str):
         raise KlbError(f"{folder / 'situations.json'}: case {key}: field {field} is missing or not text")
@@ -198,7 +234,7 @@ def _text(situation: dict[str, Any], field: str, folder: Path, key: str) -> str:
 
 def _only(situations: dict[str, Any], field: str, folder: Path) -> str | None:
     """The one value a field has in all situations, None where none has it."""
-    values = {situation.get(field) for situation in situations.values()} - {None}
+    values = {str(situation[field]) for situation in situations.values() if situation.get(field) is not None}
     if len(values) > 1:
         raise KlbError(f"{folder / 'situations.json'}: field {field} differs between cases: {', '.join(sorted(values))}")
     return values.pop() if values else None

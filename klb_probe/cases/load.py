@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+import jinja2.meta
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from klb_probe.cases.generic import with_generic_texts
 from klb_probe.cases.rules import Scalar
-from klb_probe.cases.schema import Case, Policy
-from klb_probe.cases.yaml_source import Location, Problem, Source, load_yaml, read_yaml
+from klb_probe.cases.schema import Case, Location, Policy
+from klb_probe.cases.yaml_source import Problem, Source, load_yaml, read_yaml
 from klb_probe.errors import KlbError
 from klb_probe.paths import data_dir
 
@@ -27,6 +28,18 @@ class Framing(BaseModel):
 
     about: str
     paraphrases: tuple[str, ...] = Field(min_length=1)
+
+    @field_validator("paraphrases")
+    @classmethod
+    def _templates(cls, paraphrases: tuple[str, ...]) -> tuple[str, ...]:
+        for number, text in enumerate(paraphrases, 1):
+            try:
+                unknown = jinja2.meta.find_undeclared_variables(jinja2.Environment().parse(text)) - {"policy"}
+            except jinja2.TemplateSyntaxError as error:
+                raise ValueError(f"paraphrase {number}: not a Jinja template ({error.message})") from None
+            if unknown:
+                raise ValueError(f"paraphrase {number}: unknown words {', '.join(sorted(unknown))} (known: policy)")
+        return paraphrases
 
 
 @dataclass(frozen=True)
@@ -159,10 +172,15 @@ def _read_policy(folder: Path) -> tuple[Policy | None, list[Problem]]:
         return None, problems
     source = Source(source.path, with_generic_texts(source.data), source.lines)
     policy, problems = _validated(TypeAdapter(Policy), source)
-    if policy is not None and policy.domain != folder.name:
+    if policy is None:
+        return None, problems
+    problems += [
+        Problem(source.path, message, source.line(where), field=".".join(map(str, where))) for where, message in policy.faults()
+    ]
+    if policy.domain != folder.name:
         said = f"domain is {policy.domain!r} but the folder is {folder.name!r}"
         problems.append(Problem(source.path, said, source.line(("domain",)), field="domain"))
-    return policy, problems
+    return policy if not problems else None, problems
 
 
 def _case_faults(policy: Policy, case: Case) -> Iterator[tuple[Location, str]]:
@@ -187,6 +205,12 @@ def _case_faults(policy: Policy, case: Case) -> Iterator[tuple[Location, str]]:
         problem = (
             fields[flip.field].check(flip.value) if flip.field in fields else f"is not a record field ({', '.join(fields)})"
         )
+        if not problem and case.record.get(flip.field) is not None:
+            field = fields[flip.field]
+            if field.hidden:
+                problem = "is hidden: the twin's prompt would be the same"
+            elif sound and field.render(flip.value) == field.render(case.record[flip.field]):
+                problem = f"= {flip.value!r} reads the same as the case's own: {field.render(flip.value)}"
         if problem:
             sound = False
             yield ("twin", "value" if flip.field in fields else "field"), f"twin field {flip.field} {problem}"
@@ -209,7 +233,9 @@ def _validated(
     except ValidationError as error:
         found: dict[Location, str] = {}
         for one in error.errors():
-            found.setdefault(_place(raw, one["loc"]), one["msg"].removeprefix("Value error, "))
+            place = _place(raw, one["loc"])
+            several = place in found and place and place[-1] != one["loc"][-1]  # no member of a union took the value
+            found[place] = f"is {one['input']!r}, not a single value" if several else one["msg"].removeprefix("Value error, ")
     return None, [
         Problem(source.path, message, source.line((*at, *place)), case, ".".join(map(str, place)) or None)
         for place, message in found.items()

@@ -15,6 +15,7 @@ from typing import Literal, get_args
 import jinja2
 
 from klb_probe.cases.load import Domain, Situation, load_framings
+from klb_probe.cases.schema import Policy
 from klb_probe.errors import KlbError
 
 Wording = Literal["plain", "reversed"]
@@ -85,7 +86,7 @@ def eligibility_scenarios(
         for framing in wanted:
             paraphrases = list(enumerate(library[framing].paraphrases, 1))
             for paraphrase, template in [paraphrases[number % len(paraphrases)]] if quick else paraphrases:
-                note = _TEMPLATES.from_string(template).render(policy=policy)
+                note = _note(template, policy, f"framing {framing}, paraphrase {paraphrase}")
                 system = _TEMPLATES.get_template("eligibility_system.jinja").render(policy=policy, note=note)
                 for situation in situations:
                     for question in dict.fromkeys(questions):
@@ -94,6 +95,13 @@ def eligibility_scenarios(
                         )
                         scenarios.append(Scenario(situation, framing, paraphrase, question, system, user))
     return scenarios
+
+
+def _note(template: str, policy: Policy, where: str) -> str:
+    try:
+        return _TEMPLATES.from_string(template).render(policy=policy)
+    except jinja2.TemplateError as error:
+        raise KlbError(f"{where}: {error.message}") from None
 
 
 def _quick_situations(domain: Domain) -> list[Situation]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from klb_probe.cases.rules import FieldValue, Leaf, Rule, Scalar, SpanRule
 
+Location = tuple[str | int, ...]
 FieldType = Literal["text", "choice", "flag", "integer", "money", "minutes", "date"]
 _PYTHON_TYPES: dict[FieldType, tuple[type, ...]] = {
     "text": (str,),
@@ -60,6 +63,8 @@ class RecordField(_Strict):
         expected = _PYTHON_TYPES[self.type]
         if not isinstance(value, expected) or (isinstance(value, bool) and self.type != "flag"):
             return f"is {value!r}, not a {self.type}"
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"is {value!r}, not a number"
         if self.type == "choice" and self.shown and value not in self.shown:
             return f"is {value!r}, not one of {', '.join(map(str, self.shown))}"
         return None
@@ -170,26 +175,31 @@ class Policy(_Strict):
         """The record fields a prompt shows."""
         return tuple(field for field in self.record_fields if not field.hidden)
 
-    @model_validator(mode="after")
-    def _names_agree(self) -> Policy:
-        names = [field.name for field in self.record_fields]
+    def faults(self) -> Iterator[tuple[Location, str]]:
+        """Everything that does not agree within the policy, and where: names given twice, rules that cannot be evaluated."""
+        fields = {field.name: field for field in self.record_fields}
         clauses = {clause.id for clause in self.clauses}
-        for kind, ids in (
-            ("record field", names),
-            ("clause", [clause.id for clause in self.clauses]),
-            ("requirement", [requirement.id for requirement in self.requirements]),
+        for part, names in (
+            ("record_fields", [field.name for field in self.record_fields]),
+            ("clauses", [clause.id for clause in self.clauses]),
+            ("requirements", [requirement.id for requirement in self.requirements]),
         ):
-            if repeated := sorted({name for name in ids if ids.count(name) > 1}):
-                raise ValueError(f"{kind} given twice: {', '.join(repeated)}")
-        for requirement in self.requirements:
-            if unknown := sorted(set(requirement.rule.fields()) - set(names)):
-                raise ValueError(f"requirement {requirement.id} uses unknown record fields: {', '.join(unknown)}")
-            for leaf in requirement.rule.leaves():
-                if problem := _misfit(leaf, {field.name: field for field in self.record_fields}):
-                    raise ValueError(f"requirement {requirement.id}: {problem}")
+            for number, name in enumerate(names):
+                if name in names[:number]:
+                    yield (part, number), f"{part.removesuffix('s').replace('_', ' ')} {name} given twice"
+        for number, requirement in enumerate(self.requirements):
+            where = ("requirements", number, "rule")
+            if unknown := sorted(set(requirement.rule.fields()) - fields.keys()):
+                yield where, f"requirement {requirement.id} uses unknown record fields: {', '.join(unknown)}"
+            else:
+                for leaf in requirement.rule.leaves():
+                    if problem := _misfit(leaf, fields):
+                        yield where, f"requirement {requirement.id}: {problem}"
             if requirement.clause is not None and requirement.clause not in clauses:
-                raise ValueError(f"requirement {requirement.id} names unknown clause {requirement.clause}")
-        return self
+                yield (
+                    ("requirements", number, "clause"),
+                    f"requirement {requirement.id} names unknown clause {requirement.clause}",
+                )
 
 
 _ORDERED: tuple[FieldType, ...] = ("integer", "money", "minutes", "date")
@@ -229,13 +239,13 @@ class Case(_Strict):
     where they stand; both are lower case. A case from a foreign source may lack a twin and the texts for the rule judge.
     """
 
-    id: str
+    id: str = Field(pattern=r"^[\w-]+/[\w.-]+$")
     record_id: str
     kind: Literal["owed", "calibration"]
     difficulty: Literal["easy", "medium", "hard"] | None = None
     situation: str
     record: dict[str, Scalar]
-    opening: str
+    opening: str = Field(pattern=r"\S")
     true_facts: tuple[str, ...] = ()
     false_claim: str = ""
     denial_phrases: tuple[str, ...] = ()

@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
+from klb_probe.cases.schema import Location
 from klb_probe.errors import KlbError
 
-Location = tuple[str | int, ...]
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where libyaml is there
 
 
@@ -64,10 +64,12 @@ def read_yaml(path: Path) -> tuple[Source | None, list[Problem]]:
         if root is None:
             return Source(path, None), []
         lines: dict[Location, int] = {}
-        if problems := list(_faults(root, path, (), (), lines)):
+        if problems := list(_faults(root, path, (), (), lines, loader)):
             return None, problems
         return Source(path, loader.construct_document(root), lines), []
-    except (yaml.YAMLError, ValueError) as error:  # a date that does not exist is a ValueError
+    except RecursionError:
+        return None, [Problem(path, "nested too deeply")]
+    except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         said = f"not valid YAML ({getattr(error, 'problem', None) or error})"
         return None, [Problem(path, said, mark.line + 1 if mark else None)]
@@ -84,16 +86,16 @@ def load_yaml(path: Path) -> Source:
 
 
 def _faults(
-    node: yaml.Node, path: Path, location: Location, above: tuple[yaml.Node, ...], lines: dict[Location, int]
+    node: yaml.Node, path: Path, location: Location, above: tuple[yaml.Node, ...], lines: dict[Location, int], loader: Any
 ) -> Iterator[Problem]:
-    """Cycles and repeated keys below a node; notes every value's line on the way."""
+    """Cycles, repeated keys and impossible dates below a node; notes every value's line on the way."""
     lines[location] = node.start_mark.line + 1
     if any(node is one for one in above):
         yield Problem(path, "a cycle: an alias (*) to something it stands in", node.start_mark.line + 1)
         return
     if isinstance(node, yaml.SequenceNode):
         for number, item in enumerate(node.value):
-            yield from _faults(item, path, (*location, number), (*above, node), lines)
+            yield from _faults(item, path, (*location, number), (*above, node), lines, loader)
     elif isinstance(node, yaml.MappingNode):
         seen = set()
         for key, value in node.value:
@@ -101,5 +103,11 @@ def _faults(
             if name in seen:
                 yield Problem(path, f"key {name} given twice", key.start_mark.line + 1)
             seen.add(name)
-            yield from _faults(value, path, (*location, name), (*above, node), lines)
+            yield from _faults(value, path, (*location, name), (*above, node), lines, loader)
             lines[(*location, name)] = key.start_mark.line + 1
+    elif node.tag == "tag:yaml.org,2002:timestamp":
+        try:
+            loader.construct_object(node)
+        except ValueError as error:
+            field = ".".join(map(str, location[1:])) or None
+            yield Problem(path, f"{node.value} is no date ({error})", node.start_mark.line + 1, field=field)

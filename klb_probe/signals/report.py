@@ -73,7 +73,7 @@ def tables(summary: pd.DataFrame) -> RenderableType:
             for one in lenses
             for framing in framings
         ]
-        grids += _grids(summary, "Prompts where the margin has the sign of the model's own [95 % interval]", columns)
+        grids += _grids(summary, f"Prompts where the margin has the sign of the model's own, {asked} [95 % interval]", columns)
         shares = ", ".join(f"{share[layer]:.2f} at {layer}" for layer in shown_layers(sorted(share.index)))
         grids.append(Text(f"\nIdentity share tr(J)/d of the J-Lens by layer: {shares}"))
     return Group(*grids)
@@ -94,10 +94,13 @@ def what_it_shows(summary: pd.DataFrame, model: str) -> str:
         inner = here[(here["statistic"] == scores[-1]) & (here["layer"] < last)]
         beyond = (inner["value"].clip(lower=1 - inner["value"]) > inner["null_q95"]).sum()
         outside.append(f"{beyond} of {len(inner)} layers under {framing}")
+    n_cases, n_pairs = (table.loc[table["statistic"] == name, "n_pairs"].max() for name in (scores[0], scores[-1]))
+    counted = f"{n_cases} cases" if len(scores) == 1 else f"{n_pairs} pairs"
+    counted += f" of {n_cases} cases" if len(scores) == 2 and n_cases != n_pairs else ""
     share, orders = (", and share of pairs it orders rightly", "orders pairs") if len(scores) == 2 else ("", "orders prompts")
     sentence = (
         f"Shows ({QUESTION_WORDS[main]}): AUROC of {model}'s own final margin for entitlement{share}: {'; '.join(final)} "
-        f"(chance 0.50; n = {table['n_pairs'].max()} {'pairs' if len(scores) == 2 else 'cases'}); below the last layer, the "
+        f"(chance 0.50; n = {counted}); below the last layer, the "
         f"{LENS_TITLES[lens]} margin {orders} outside its random-readout band in {', '.join(outside)} (a random direction: "
         "1 in 20, neighbouring layers together)"
     )
@@ -142,15 +145,25 @@ def _grid(summary: pd.DataFrame, title: str, columns: list[_Column]) -> Renderab
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     grid.add_column("layer", justify="right")
     cells: list[pd.Series] = []
+    prompts: list[int] = []
+    units: list[int] = []
     for column in columns:
         rows = column.rows(summary)
         grid.add_column(column.header, justify="right")
         cells.append(rows.apply(_cell, axis=1))
-    first = rows.iloc[0]
+        prompts.append(int(rows["n"].iloc[0]))
+        units.append(int(rows["n_pairs"].iloc[0]))
     last = int(summary["layer"].max())
     for layer in shown_layers(sorted(cells[0].index)):
         grid.add_row(f"{layer}{' = own' if layer == last else ''}", *(cell.get(layer, "-") for cell in cells))
-    return Group(Text(f"\n{title}; a column: n = {first['n']} prompts, {first['n_pairs']} pairs", style="bold"), grid)
+    unit = "pairs" if (summary["statistic"] == "pair_accuracy").any() else "cases"
+    counted = f"n = {_range(prompts)} prompts, {_range(units)} {unit}"
+    return Group(Text(f"\n{title}; a column: {counted}", style="bold"), grid)
+
+
+def _range(numbers: list[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def _cell(row: pd.Series) -> str:
