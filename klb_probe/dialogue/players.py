@@ -46,11 +46,11 @@ class Players:
                 raise KlbError(f"{spec} does not play the {part}; give {_SPECS[part]}")
             return open_scripted(spec)
         if spec == "rules":
-            from klb_probe.dialogue.rules_judge import RulesJudge
+            from klb_probe.dialogue.rules_judge import open_judge
 
             if part != "judge":
                 raise KlbError(f"rules plays the judge, not the {part}; give {_SPECS[part]}")
-            return RulesJudge()
+            return open_judge(spec)
         if kind == "endpoint" and rest:
             from klb_probe.dialogue.endpoint import open_endpoint
 

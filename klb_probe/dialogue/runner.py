@@ -238,8 +238,10 @@ def _lock_step(cast: Cast, walks: Iterator[_Walk], parallel: int) -> None:
                 live.append(fresh)
         if not live:
             return
-        for player in dict.fromkeys(cast.player(one.request.part) for one in live):
+        for player in cast.players:
             waiting = [one for one in live if cast.player(one.request.part) is player]
+            if not waiting:
+                continue
             replies = player.reply([one.request for one in waiting])
             for one, reply in zip(waiting, replies, strict=True):
                 one.usage.add(one.request.part, reply)
