@@ -145,8 +145,7 @@ def test_what_is_sent_and_what_comes_back(serve):
     server = serve(lambda *_: says())
     assert player(server).reply([request(schema=SCHEMA)]) == [Reply("Yes.", prompt_tokens=11, completion_tokens=3)]
     (seen,) = server.seen
-    seed = seen.sent.pop("seed")
-    assert 0 <= seed < 2**31
+    assert isinstance(seen.sent.pop("seed"), int)
     assert seen.sent == {
         "model": "some-model",
         "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello?"}],
@@ -186,6 +185,7 @@ PASSING = {
     "409": (fails(409), "answered 409"),
     "429": (fails(429, "Slow down."), "answered 429: Slow down."),
     "429, Retry-After of no use": (fails(429, retry_after="soon"), "answered 429"),
+    "429, Retry-After for ever": (fails(429, retry_after="inf"), "answered 429"),
     "timeout": (says(after=1.2), "no answer within 0.5 s"),
     "truncated JSON": (Answer(b'{"choices": [{"message": {"content": "Ye'), "is no completion: {"),
     "cut off": (Answer(b'{"choices": [{"mess', cut=40), "connection failed: "),
@@ -355,6 +355,7 @@ def test_nothing_is_sent_after_an_interrupt(serve):
 REFUSED_PARAMETERS = [
     ("max_tokens", "Unsupported parameter: 'max_tokens' is not supported, use 'max_completion_tokens'.", 400, "max_tokens"),
     ("temperature", "Unsupported value: 'temperature' does not support 0.7 with this model.", 400, "temperature"),
+    ("temperature", "With max_tokens and a seed, temperature is not supported.", 400, "temperature"),
     ("temperature", "`temperature` is deprecated for this model.", 400, None),
     ("seed", 'Invalid JSON payload received. Unknown name "seed": Cannot find field.', 400, None),
     ("seed", {"detail": [{"loc": ["body", "seed"], "msg": "Extra inputs are not permitted"}]}, 422, None),
@@ -464,6 +465,7 @@ def seeds(serve, calls, *, seed=0, script=lambda *_: says()):
 def test_the_nth_request_of_a_stream_has_its_seed(serve):
     a1, b1, a2, b2 = seeds(serve, [["a", "b"], ["a", "b"]])
     assert len({a1, b1, a2, b2}) == 4
+    assert max(seeds(serve, [["a"] * 40])) < 2**31  # the largest that every kind of server takes
     assert seeds(serve, [["a"], ["a"], ["c", "b", "b"]])[:2] == [a1, a2]
     assert seeds(serve, [["b", "b", "a"]]) == [b1, b2, a1]
     assert not set(seeds(serve, [["a", "b"], ["a", "b"]], seed=1)) & {a1, b1, a2, b2}
@@ -586,6 +588,7 @@ def test_without_a_key(monkeypatch):
         ("endpoint:", "an endpoint is endpoint:MODEL"),
         ("gpt-x", "an endpoint is endpoint:MODEL"),
         ("endpoint:gpt-x@localhost:8000/v1", "has to start with http"),
+        ("endpoint:gpt-x@localhost/v1", "has to start with http"),
         ("endpoint:gpt-x@10.0.0.7:8000", "has to start with http"),
         ("endpoint:gpt-x@http://", "not of the form"),
         ("endpoint:gpt-x@http://host:port/v1", "not of the form"),
