@@ -7,7 +7,7 @@ from typing import Any
 from klb_probe.dialogue.player import Part, Player
 from klb_probe.errors import KlbError
 
-_SCRIPTED = {"agent": ("honest", "deceptive"), "customer": ("accepting", "verifying")}
+_SCRIPTED = {"agent": ("honest", "deceptive"), "customer": ("accepting", "verifying"), "judge": ()}
 _SPECS = {
     "agent": "a model (alias, hub id, folder, .gguf), endpoint:MODEL, scripted:honest or scripted:deceptive",
     "customer": "endpoint:MODEL, a model, scripted:accepting or scripted:verifying",
@@ -33,23 +33,22 @@ class Players:
         """A player for a part, from a spec, a loaded model, or a player (handed back as it is)."""
         if not isinstance(spec, str):
             return self._local(spec) if hasattr(spec, "n_layers") else spec
+        kind, _, rest = spec.partition(":")
+        if (kind == "scripted" and rest not in _SCRIPTED[part]) or (spec == "rules" and part != "judge"):
+            raise KlbError(f"{spec} does not play the {part}; give {_SPECS[part]}")
         if spec not in self._opened:
-            self._opened[spec] = self._named(part, spec)
+            self._opened[spec] = self._named(spec)
         return self._opened[spec]
 
-    def _named(self, part: Part, spec: str) -> Player:
+    def _named(self, spec: str) -> Player:
         kind, _, rest = spec.partition(":")
         if kind == "scripted":
             from klb_probe.dialogue.scripted import open_scripted
 
-            if rest not in _SCRIPTED.get(part, ()):
-                raise KlbError(f"{spec} does not play the {part}; give {_SPECS[part]}")
             return open_scripted(spec)
         if spec == "rules":
             from klb_probe.dialogue.rules_judge import open_judge
 
-            if part != "judge":
-                raise KlbError(f"rules plays the judge, not the {part}; give {_SPECS[part]}")
             return open_judge(spec)
         if kind == "endpoint" and rest:
             from klb_probe.dialogue.endpoint import open_endpoint
