@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+# Positions allocated ahead of what a stack holds.
+_ROOM = 64
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,34 @@ class Stack:
         self.cache.reorder_cache(indices)
 
 
+class _RoomyLayer(DynamicLayer):
+    """A layer with room to grow into: the library's own copies all it holds for every token."""
+
+    _room: tuple[Tensor, Tensor] | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        held = self.get_seq_length()
+        length = held + key_states.shape[-2]
+        if self._room is None or self._room[0].shape[-2] < length:
+            room = [new.new_empty(*new.shape[:2], length + _ROOM, new.shape[-1]) for new in (key_states, value_states)]
+            if held:
+                room[0][..., :held, :], room[1][..., :held, :] = self.keys, self.values
+            self._room = (room[0], room[1])
+        for room, new in zip(self._room, (key_states, value_states), strict=True):
+            room[..., held:length, :] = new
+        self.keys, self.values = (room[..., :length, :] for room in self._room)
+        return self.keys, self.values
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        super().reorder_cache(beam_idx)
+        self._room = None
+
+
 def _filled(layers: Sequence[tuple[Tensor, Tensor]]) -> DynamicCache:
     cache = DynamicCache()  # without the model's config: layers with a sliding window keep everything too
+    cache.layer_class_to_replicate = _RoomyLayer
     for index, (keys, values) in enumerate(layers):
         cache.update(keys, values, index)
     return cache

@@ -73,7 +73,7 @@ class ResidualModel(Protocol):
     def next_logits(
         self, ids: Tensor, cache: DynamicCache, mask: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:
-        """Logits ``[batch, vocab]`` after the last of ``ids [batch, sequence]``, which continue ``cache`` and extend it in place.
+        """Logits ``[batch, vocab]`` after the last of ``ids [batch, sequence]``, which extend ``cache`` in place.
 
         Rows whose cached parts differ in length are padded on the left: ``mask [batch, cached + sequence]`` is 1 where there
         is a token, and ``positions [batch, sequence]`` count without the padding.
