@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from klb_probe.cases.load import load_domains
 from klb_probe.dialogue.local import LocalPlayer
 from klb_probe.dialogue.player import Message, Request, Scene
 from klb_probe.dialogue.sampling import choose
+from klb_probe.errors import KlbError
 from klb_probe.models.load import from_model
 
 KEEPING = ["llama", "mistral", "qwen3", "gemma", "gemma2", "gemma3", "gemma3_wrapper", "gpt2", "gpt_neox", "olmo2"]
@@ -324,3 +326,41 @@ def test_the_record_says_who_plays_and_how(ask):
     assert (record["batch_size"], record["seed"], record["dtype"], record["device"]) == (3, 4, "float32", "cpu")
     assert record["fingerprint"] == model.fingerprint
     assert json.loads(json.dumps(record)) == record
+
+
+# --- Held to a schema. ---
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "eligible": {"type": "boolean"},
+        "options": {"type": "array", "items": {"enum": ["cash", "voucher"]}, "maxItems": 3},
+    },
+    "required": ["eligible", "options"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_gate_customer_and_judge_can_be_held_to_a_schema_and_the_agent_never_is(ask, temperature):
+    pytest.importorskip("llguidance")
+    model, parts = tiny_model("llama"), ["gate", "customer", "judge", "agent"]
+    requests = [ask(part, "Go.", part=part, schema=SCHEMA, max_tokens=100, temperature=temperature) for part in parts]
+    *held, agent = LocalPlayer(model, constrain=True).reply(requests)
+    for reply in held:
+        assert set(json.loads(reply.text)) == {"eligible", "options"}
+    assert agent == LocalPlayer(model).reply(requests)[-1]
+    assert [*held, agent] == LocalPlayer(model, batch_size=1, constrain=True).reply(requests)
+
+
+def test_a_schema_that_is_none_is_refused(ask):
+    pytest.importorskip("llguidance")
+    player = LocalPlayer(tiny_model("llama"), constrain=True)
+    with pytest.raises(KlbError, match="nonsense"):
+        player.reply([ask("a", "Go.", part="judge", schema={"type": "nonsense"})])
+
+
+def test_without_the_library_constrain_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance.hf", None)
+    with pytest.raises(KlbError, match=r"klb-probe\[constrain\]"):
+        LocalPlayer(tiny_model("llama"), constrain=True)
