@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from klb_probe.models.chat import ChatFormat
 from klb_probe.models.readout import TokenReadout
@@ -70,9 +69,7 @@ class ResidualModel(Protocol):
         """Whether all that is read can be kept as keys and values of every position, to be cut, copied and stacked."""
         ...
 
-    def next_logits(
-        self, ids: Tensor, cache: DynamicCache, mask: Tensor | None = None, positions: Tensor | None = None
-    ) -> Tensor:
+    def next_logits(self, ids: Tensor, cache: Any, mask: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
         """Logits ``[batch, vocab]`` after the last of ``ids [batch, sequence]``, which extend ``cache`` in place.
 
         Rows whose cached parts differ in length are padded on the left: ``mask [batch, cached + sequence]`` is 1 where there
