@@ -319,6 +319,22 @@ def test_a_prompt_that_does_not_fit_alone_is_an_error_of_its_own(ask, monkeypatc
     assert "out of memory" in replies[1].error
 
 
+def test_logits_that_are_no_numbers_are_never_words(ask):
+    model = tiny_model("llama")
+    with torch.no_grad():
+        model.model.lm_head.weight[5] = torch.nan
+    with pytest.raises(KlbError, match="not numbers in torch.float32"):
+        LocalPlayer(model).reply([ask("a", "Hello.")])
+
+
+def test_one_conversation_may_be_asked_several_times_at_once(ask):
+    model, request = tiny_model("llama"), ask("gate", "Is it owed?", part="gate", temperature=1.0)
+    player = LocalPlayer(model)
+    samples = written(player, [request] * 3)
+    assert len(set(samples)) == 3
+    assert samples == written(LocalPlayer(model, batch_size=1), [request] * 3)
+
+
 def test_the_record_says_who_plays_and_how(ask):
     model = tiny_model("llama")
     record = LocalPlayer(model, batch_size=3, seed=4).record()

@@ -66,14 +66,7 @@ def write(model: ResidualModel, rows: Sequence[Row], prefixes: KeptPrefixes | No
         rows: Replies to write; a single one where nothing can be kept.
         prefixes: What is kept between calls; None for models whose cache can be neither cut nor padded.
     """
-    if prefixes is None:
-        (row,) = rows
-        stack = Stack(model.new_cache(), torch.zeros(1, dtype=torch.long))
-        logits = model.next_logits(torch.tensor([row.prompt]), stack.cache)
-    else:
-        read, firsts = zip(*(_read(model, row, prefixes) for row in rows), strict=True)
-        stack, logits = Stack.of(read), torch.cat(firsts)
-        del read
+    stack, logits = _begin(model, rows, prefixes)
     writing = list(rows)
     while True:
         for row, row_logits in zip(writing, logits, strict=True):
@@ -90,6 +83,16 @@ def write(model: ResidualModel, rows: Sequence[Row], prefixes: KeptPrefixes | No
             writing = [writing[index] for index in going_on]
         mask, positions = stack.mask_and_positions()
         logits = model.next_logits(torch.tensor([[row.ids[-1]] for row in writing]), stack.cache, mask, positions)
+
+
+def _begin(model: ResidualModel, rows: Sequence[Row], prefixes: KeptPrefixes | None) -> tuple[Stack, Tensor]:
+    """Read all prompts: what was read, stacked, and the logits ``[row, vocab]`` after it."""
+    if prefixes is not None:
+        read, logits = zip(*(_read(model, row, prefixes) for row in rows), strict=True)
+        return Stack.of(read), torch.cat(logits)
+    (row,) = rows
+    stack = Stack(model.new_cache(), torch.zeros(1, dtype=torch.long))
+    return stack, model.next_logits(torch.tensor([row.prompt]), stack.cache)
 
 
 def _read(model: ResidualModel, row: Row, prefixes: KeptPrefixes) -> tuple[KeyValues, Tensor]:

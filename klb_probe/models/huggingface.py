@@ -106,7 +106,10 @@ class HuggingFaceModel:
     ) -> Tensor:
         padded = {} if mask is None else {"attention_mask": mask.to(self.device), "position_ids": positions.to(self.device)}
         inputs = {self._cache_argument: cache, "use_cache": True, "logits_to_keep": 1, **padded}
-        return self.model(ids.to(self.device), **inputs).logits[:, -1]
+        logits = self.model(ids.to(self.device), **inputs).logits[:, -1]
+        if torch.isnan(logits).any():
+            raise KlbError(f"{self.name}: logits are not numbers in {self.dtype}; load it with --dtype bfloat16 or float32")
+        return logits
 
     def _stop_ids(self) -> frozenset[int]:
         """End of text by the tokenizer and by the generation config, which may list several (end of turn)."""
