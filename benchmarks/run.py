@@ -26,6 +26,8 @@ from transformer_lens.tools.analysis.jacobian_lens import JacobianLens
 
 from klb_probe.cases.load import load_domains
 from klb_probe.cases.scenarios import eligibility_scenarios
+from klb_probe.dialogue.local import LocalPlayer
+from klb_probe.dialogue.player import Message, Request, Scene
 from klb_probe.lens.contrast import TokenContrast
 from klb_probe.lens.corpus import sampled_corpus
 from klb_probe.lens.fitting import FitOptions, cotangent_rows
@@ -169,6 +171,41 @@ def bench_readout(table: Table, model: HuggingFaceModel, contrast: TokenContrast
     )
 
 
+def bench_dialogue(table: Table, model: HuggingFaceModel, n_turns: int = 10, words: int = 16) -> None:
+    """Eight growing conversations under one policy, against reading each of them whole at every turn."""
+    domains = load_domains()
+    system = " ".join(clause.text for domain in domains[:4] for clause in domain.policy.clauses)
+    cases = domains[0].cases[:8]
+    talks = [[Message("system", system)] for _ in cases]
+    keeping, forgetting = LocalPlayer(model), LocalPlayer(model, max_kept_tokens=0)
+    seconds = 0.0
+    for turn in range(n_turns):
+        for talk, case in zip(talks, cases, strict=True):
+            talk.append(Message("user", f"Turn {turn}: {case.opening}"))
+        requests = [
+            Request("customer", tuple(talk), case.id, case.id, 0.7, words, Scene(domains[0], case, "control"))
+            for talk, case in zip(talks, cases, strict=True)
+        ]
+        spent, replies = timed(lambda requests=requests: keeping.reply(requests))
+        seconds += spent
+        if turn == n_turns // 2:  # the turn of middle length stands for all
+            whole, _ = timed(lambda requests=requests: forgetting.reply(requests))
+            one = replies[0]
+            alone, _ = timed(
+                lambda one=one: model.generate([one.prompt_ids], len(one.ids), temperature=0.7, seed=0, stop=False)
+            )
+        for talk, reply in zip(talks, replies, strict=True):
+            talk.append(Message("assistant", reply.text))
+    longest = max(reply.prompt_tokens for reply in replies)
+    name = f"dialogue turns, local agent, {n_turns} growing turns x {len(cases)} conversations, up to {longest} tokens"
+    for against, theirs in [
+        ("re-encoding the whole conversation each turn, transformers generate (1 timed)", alone * len(cases) * n_turns),
+        ("the same in batches of 8, our own player (8 timed)", whole * n_turns),
+    ]:
+        faster = f"{theirs / seconds:.1f}x faster"
+        table.add_row(name, against, f"{seconds:.0f} s", f"{theirs:.0f} s", faster, ">= 3x")
+
+
 def ratio(seconds: list[float]) -> str:
     """How much faster the second is."""
     return f"{seconds[0] / seconds[1]:.1f}x faster"
@@ -185,6 +222,7 @@ def main() -> None:
     bench_load(table)
     model = load_model(device="cpu")
     contrast = TokenContrast.of(model.chat)
+    bench_dialogue(table, model)
     bench_readout(table, model, contrast, arguments.sample)
     bench_fit(table, model, contrast, arguments.tokens)
     console = Console(width=150)

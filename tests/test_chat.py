@@ -222,3 +222,77 @@ def test_an_end_token_the_tokenizer_appends_is_left_out():
 def test_smollm_adds_no_bos_to_plain_text(smollm):
     assert automatic_prefix(smollm.tokenizer) == []
     assert encode_text(smollm.tokenizer, "text", "always") == [1, *encode_text(smollm.tokenizer, "text", "auto")]
+
+
+# --- Whole conversations. ---
+
+TALK = [("system", "Be true."), ("user", "Is it?"), ("assistant", "No."), ("user", "Sure?")]
+ALTERNATES = (  # as Gemma 2 does
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}"
+) + OWN_BOS
+
+
+@tokenizers_that
+@pytest.mark.parametrize("add_bos", [True, False])
+@pytest.mark.parametrize("template", [OWN_BOS, REJECTS_SYSTEM, DROPS_SYSTEM, ALTERNATES, CHATML, REASONING, None])
+def test_a_conversation_of_two_messages_is_what_encode_gives(make, add_bos, template):
+    chat = probe_chat_format(make(add_bos=add_bos, template=template))
+    assert chat.encode_chat(TALK[:2]) == chat.encode("Be true.", "Is it?")
+
+
+@pytest.mark.parametrize("template", [OWN_BOS, REJECTS_SYSTEM, DROPS_SYSTEM, ALTERNATES])
+def test_a_conversation_has_one_bos_and_every_turn_once_and_in_order(template):
+    tokenizer = byte_level(add_bos=True, template=template)
+    chat = probe_chat_format(tokenizer)
+    ids = chat.encode_chat(TALK)
+    assert ids.count(tokenizer.bos_token_id) == 1
+    text = tokenizer.decode(ids)
+    places = [text.index(content) for _, content in TALK]
+    assert places == sorted(places)
+    assert text.endswith("<|turn|>assistant\n")
+
+
+def test_a_template_without_system_role_gets_it_in_the_first_user_turn_only():
+    chat = probe_chat_format(byte_level(template=ALTERNATES))
+    assert chat.style == FOLDED
+    first, second = "<|turn|>user\nBe true.\n\nIs it?</s>\n", "<|turn|>assistant\nNo.</s>\n<|turn|>user\nSure?</s>\n"
+    assert chat.render_chat(TALK) == f"<s>{first}{second}<|turn|>assistant\n"
+
+
+@pytest.mark.parametrize("template", [CHATML, ALTERNATES])
+def test_turns_of_one_role_in_a_row_become_one(template):
+    chat = probe_chat_format(byte_level(template=template))
+    talk = [("system", "S."), ("user", "A."), ("user", "B."), ("assistant", "C."), ("assistant", "D."), ("user", "E.")]
+    text = chat.render_chat(talk)
+    assert "A.\n\nB.</s>" in text
+    assert "<|turn|>assistant\nC.\n\nD.</s>" in text
+    assert text.count("<|turn|>user") == 2
+
+
+def test_a_reasoning_template_ends_in_an_empty_thought_whatever_was_said_before():
+    text = probe_chat_format(byte_level(template=REASONING)).render_chat(TALK)
+    assert text.count("<think>") == 1
+    assert text.endswith("<think>\n\n</think>\n\n")
+
+
+def test_a_conversation_in_plain_text():
+    text = probe_chat_format(byte_level()).render_chat(TALK)
+    assert text == "Be true.\n\nIs it?\n\nAnswer: No.\n\nSure?\n\nAnswer:"
+
+
+@pytest.mark.parametrize(
+    "talk",
+    [[], TALK[:1], TALK[:3], [*TALK[1:], TALK[0], TALK[3]], [("tool", "x"), ("user", "u")], [TALK[0], *TALK]],
+    ids=["empty", "no user", "assistant last", "late system", "unknown role", "two systems"],
+)
+@pytest.mark.parametrize("template", [CHATML, None])
+def test_what_is_no_conversation_is_refused(talk, template):
+    with pytest.raises(KlbError, match="user last"):
+        probe_chat_format(byte_level(template=template)).encode_chat(talk)
+
+
+def test_a_template_that_refuses_a_conversation_says_why():
+    with pytest.raises(KlbError, match="roles must alternate"):
+        probe_chat_format(byte_level(template=ALTERNATES)).encode_chat([("assistant", "Hello."), ("user", "Hi.")])

@@ -6,7 +6,9 @@ text gets the BOS its policy asks for, once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal
 
 import jinja2
@@ -16,20 +18,27 @@ from klb_probe.errors import KlbError
 BosPolicy = Literal["auto", "always", "never"]
 Style = Literal["chat template", "chat template, system message folded into the user turn", "plain text"]
 
-_PLAIN_TEXT = "{system}\n\n{user}\n\nAnswer:"
+# (role, content); roles are system, user and assistant.
+Turn = tuple[str, str]
+
+_PLAIN_ANSWER = "Answer:"
 _SENTINEL = "klb-probe-system-sentinel"
 
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """How a tokenizer turns a system and a user message into the ids of a prompt that ends where the answer starts."""
+    """How a tokenizer turns a conversation into the ids of a prompt that ends where the answer starts."""
 
     tokenizer: Any
     style: Style
 
     def encode(self, system: str, user: str) -> list[int]:
-        """Ids of the prompt; its last id is the answer position."""
-        text = self.render(system, user)
+        """Ids of a system and a user message; the last id is the answer position."""
+        return self.encode_chat([("system", system), ("user", user)])
+
+    def encode_chat(self, turns: Sequence[Turn]) -> list[int]:
+        """Ids of a conversation that ends with a user turn; the last id is the answer position."""
+        text = self.render_chat(turns)
         if self.style == "plain text":
             return encode_text(self.tokenizer, text, "auto")
         ids = _bare_ids(self.tokenizer, text)
@@ -39,12 +48,26 @@ class ChatFormat:
         return ids
 
     def render(self, system: str, user: str) -> str:
-        """The prompt's text, generation prompt included."""
+        """The text of a system and a user message, generation prompt included."""
+        return self.render_chat([("system", system), ("user", user)])
+
+    def render_chat(self, turns: Sequence[Turn]) -> str:
+        """The conversation's text, generation prompt included; one system message at most, and it comes first.
+
+        Turns of one role in a row become one, a blank line between them: some templates demand alternation.
+        """
+        roles = [role for role, _ in turns]
+        if not roles or roles[-1] != "user" or "system" in roles[1:] or not {*roles} <= {"system", "user", "assistant"}:
+            raise KlbError(f"a conversation is one system turn at most, then user and assistant turns, user last; not {roles}")
         if self.style == "plain text":
-            return _PLAIN_TEXT.format(system=system, user=user)
-        if self.style == "chat template":
-            return _apply(self.tokenizer, [("system", system), ("user", user)])
-        return _apply(self.tokenizer, [("user", f"{system}\n\n{user}")])
+            spoken = [f"{_PLAIN_ANSWER} {content}" if role == "assistant" else content for role, content in turns]
+            return "\n\n".join([*spoken, _PLAIN_ANSWER])
+        if self.style != "chat template":  # the system message is the first words of the user
+            turns = [("user" if role == "system" else role, content) for role, content in turns]
+        try:
+            return _apply(self.tokenizer, _alternating(turns))
+        except jinja2.TemplateError as error:
+            raise KlbError(f"the chat template refuses turns of {', '.join(roles)}: {error}") from error
 
     @property
     def answer_prefix(self) -> str:
@@ -102,7 +125,12 @@ def automatic_prefix(tokenizer: Any) -> list[int]:
     return ids[:start]
 
 
-def _apply(tokenizer: Any, messages: list[tuple[str, str]]) -> str:
+def _alternating(turns: Sequence[Turn]) -> list[Turn]:
+    grouped = groupby(turns, key=lambda turn: turn[0])
+    return [(role, "\n\n".join(content for _, content in members)) for role, members in grouped]
+
+
+def _apply(tokenizer: Any, messages: list[Turn]) -> str:
     # enable_thinking is read by the templates of reasoning models and ignored by all others.
     return tokenizer.apply_chat_template(
         [{"role": role, "content": content} for role, content in messages],

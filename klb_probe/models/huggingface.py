@@ -12,6 +12,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from klb_probe.errors import KlbError
 from klb_probe.models.chat import probe_chat_format
@@ -43,6 +44,8 @@ class HuggingFaceModel:
         self.n_layers = len(self.layout.blocks)
         self.fingerprint = self._fingerprint()
         self.vocab_size, self.d_model = self.layout.unembed.weight.shape
+        self.stop_ids = self._stop_ids()
+        self.context_length: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         # transformers 5.2x renames the argument family by family.
         self._cache_argument = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
         self.self_check_error = self._self_check()
@@ -92,6 +95,27 @@ class HuggingFaceModel:
 
     def new_cache(self) -> DynamicCache:
         return DynamicCache(config=self.model.config.get_text_config())
+
+    def keeps_every_position(self) -> bool:
+        # A sliding window keeps less, but it is the mask that makes it one: see `next_logits`.
+        return {type(layer) for layer in self.new_cache().layers} <= {DynamicLayer, DynamicSlidingWindowLayer}
+
+    @torch.no_grad()
+    def next_logits(
+        self, ids: Tensor, cache: DynamicCache, mask: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
+        padded = {} if mask is None else {"attention_mask": mask.to(self.device), "position_ids": positions.to(self.device)}
+        inputs = {self._cache_argument: cache, "use_cache": True, "logits_to_keep": 1, **padded}
+        logits = self.model(ids.to(self.device), **inputs).logits[:, -1]
+        if torch.isnan(logits).any():
+            raise KlbError(f"{self.name}: logits are not numbers in {self.dtype}; load it with --dtype bfloat16 or float32")
+        return logits
+
+    def _stop_ids(self) -> frozenset[int]:
+        """End of text by the tokenizer and by the generation config, which may list several (end of turn)."""
+        said = self.model.generation_config.eos_token_id
+        ids = [self.tokenizer.eos_token_id, *(said if isinstance(said, list) else [said])]
+        return frozenset(i for i in ids if i is not None)
 
     @torch.no_grad()
     def _forward(

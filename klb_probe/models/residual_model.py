@@ -43,6 +43,8 @@ class ResidualModel(Protocol):
     device: torch.device
     tokenizer: Any
     chat: ChatFormat
+    stop_ids: frozenset[int]
+    context_length: int | None
 
     def residuals(
         self, ids: Sequence[Sequence[int]], layers: Sequence[int], positions: Sequence[int], padding: str = "right"
@@ -60,7 +62,19 @@ class ResidualModel(Protocol):
         ...
 
     def new_cache(self) -> Any:
-        """An empty key-value cache for :meth:`capture`."""
+        """An empty key-value cache for :meth:`capture` and :meth:`next_logits`."""
+        ...
+
+    def keeps_every_position(self) -> bool:
+        """Whether all that is read can be kept as keys and values of every position, to be cut, copied and stacked."""
+        ...
+
+    def next_logits(self, ids: Tensor, cache: Any, mask: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+        """Logits ``[batch, vocab]`` after the last of ``ids [batch, sequence]``, which extend ``cache`` in place.
+
+        Rows whose cached parts differ in length are padded on the left: ``mask [batch, cached + sequence]`` is 1 where there
+        is a token, and ``positions [batch, sequence]`` count without the padding.
+        """
         ...
 
     def gradient_graph(
