@@ -36,10 +36,12 @@ def run_dialogues_command(
         str, typer.Option(help="state_dependent | flat | default_soft | harsh | gentle.")
     ] = "state_dependent",
     temperature: Annotated[float, typer.Option(help="Of the agent; gate, customer and judge decode greedily.", min=0)] = 0.7,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an agent's turn.", min=1)] = 400,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens of an agent's turn (default 400; 96 with --quick).", min=1)
+    ] = None,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="Small: airline and debt, control and emergent, medium trust, 4 cases a domain."),
+        typer.Option("--quick", help="Small: airline and debt, control and emergent, medium trust, 2 cases a domain."),
     ] = False,
     cases: Cases = "ours",
     label: Annotated[str | None, typer.Option(help="Names the agent in files (default: its own name).")] = None,
@@ -75,14 +77,16 @@ def run_dialogues_command(
     from klb_probe.dialogue.round import Settings
     from klb_probe.dialogue.runner import Cast
 
-    settings = Settings(mode=mode, gate_samples=gate_samples, agent_temperature=temperature, agent_tokens=max_tokens)
+    settings = Settings(
+        mode=mode, gate_samples=gate_samples, agent_temperature=temperature, agent_tokens=max_tokens or (96 if quick else 400)
+    )
     chosen = api.plan(
         domains=parse_names(domains) or (api.QUICK_DOMAINS if quick and cases == "ours" else None),
         conditions=parse_names(conditions) or (api.QUICK_CONDITIONS if quick else api.CONDITIONS),
         trusts=parse_names(trust) or (api.QUICK_TRUSTS if quick else api.TRUSTS),
         samples=samples,
         cases=cases,
-        cases_of_each_kind=2 if quick else None,
+        cases_of_each_kind=1 if quick else None,
         trust=trust_model,
         settings=settings,
     )

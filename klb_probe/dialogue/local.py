@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ class LocalPlayer:
         max_kept_tokens: int = 32_768,
     ) -> None:
         self.model = model
-        self.name = f"local:{model.name}"
+        self.name = model.name
         self.batch_size = batch_size
         self._size = batch_size if model.keeps_every_position() else 1
         self._prefixes = KeptPrefixes(max_kept_tokens) if model.keeps_every_position() else None
@@ -76,7 +77,7 @@ class LocalPlayer:
         self._constraints = Constraints(model) if constrain else None
 
     def record(self) -> dict[str, Any]:
-        """Model and settings."""
+        """Model and settings; not the batch size, which may change when a run is continued."""
         return {
             "kind": "local",
             "model": self.model.identity,
@@ -85,7 +86,6 @@ class LocalPlayer:
             "device": str(self.model.device),
             "chat": self.model.chat.style,
             "seed": self._streams.seed,
-            "batch_size": self.batch_size,
             "constrain": self._constraints is not None,
             "cache": "prefixes kept, rows stacked" if self._prefixes else "none: recurrent layers, read whole, row by row",
         }
@@ -153,11 +153,18 @@ class LocalPlayer:
         )
 
     def _reply(self, turn: _Turn, row: Row) -> Reply:
-        text = self.model.tokenizer.decode(row.ids, skip_special_tokens=True)
+        text = turn.opened + self._decode(row.ids)
+        said = without_thought(text)
+        cut = len(text) - len(said) - len(turn.opened)  # characters of a thought, which the reply leaves out
+        ends = accumulate((max(0, len(self._decode(row.ids[:n])) - cut) for n in range(1, len(row.ids) + 1)), max)
         return Reply(
-            without_thought(turn.opened + text),
+            said,
             prompt_ids=tuple(turn.prompt),
             ids=tuple(row.ids),
+            ends=tuple(ends),
             prompt_tokens=len(turn.prompt),
             completion_tokens=len(row.ids),
         )
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self.model.tokenizer.decode(ids, skip_special_tokens=True)
