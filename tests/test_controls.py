@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 import torch
-from test_jlens import klb
+from command import klb
 from tiny import LAYERS, WIDTH, save_tiny_llama, tiny_model
 
 from klb_probe.lens.contrast import TokenContrast

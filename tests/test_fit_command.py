@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
+from command import klb
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tiny import LAYERS, WIDTH, save_tiny_llama, tiny_model
 
-from klb_probe import cli
 from klb_probe.errors import KlbError
 from klb_probe.lens import fitting, vjp
 from klb_probe.lens.checkpoint import Checkpoint
@@ -29,19 +29,6 @@ from klb_probe.lens.store import read_metadata
 
 N, LENGTH = 9, 24
 COMMON = ("--max-len", LENGTH, "--skip-first", 4)
-
-
-def klb(*arguments) -> int:
-    """Run the command in this process and return its exit code."""
-    before = sys.argv
-    sys.argv = ["klb-probe", *map(str, arguments)]
-    try:
-        cli.main()
-    except SystemExit as stop:
-        return stop.code or 0
-    finally:
-        sys.argv = before
-    return 0
 
 
 def story(i: int) -> str:

@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from command import klb
 from safetensors.torch import load_file
 from sklearn.metrics import roc_auc_score
 from tiny import LAYERS, default_tokenizer, save_tiny_llama
 
 import klb_probe as klb_module
-from klb_probe import cli
 from klb_probe.cases.load import load_domains
 from klb_probe.cases.scenarios import eligibility_scenarios
 from klb_probe.lens.library import load_lens
@@ -25,19 +25,6 @@ from klb_probe.paths import data_dir
 from klb_probe.plots import margins_by_depth
 from klb_probe.signals import report
 from klb_probe.signals.margins import eligibility_margins, prepare
-
-
-def klb(*arguments: str) -> int:
-    """Run the command in this process and return its exit code."""
-    before = sys.argv
-    sys.argv = ["klb-probe", *map(str, arguments)]
-    try:
-        cli.main()
-    except SystemExit as stop:
-        return stop.code or 0
-    finally:
-        sys.argv = before
-    return 0
 
 
 @pytest.fixture(scope="module")

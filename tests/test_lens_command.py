@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from command import klb
 from safetensors import safe_open
-from test_jlens import klb
 from tiny import LAYERS, WIDTH, save_tiny_llama, tiny_model
 
 from klb_probe.errors import KlbError

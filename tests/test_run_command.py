@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pandas as pd
 import pytest
+from command import klb
 from tiny import save_tiny_llama
 
-from klb_probe import cli
 from klb_probe.dialogue.sidecar import read_turns
 from klb_probe.dialogue.trajectory import read_folder
-
-
-def klb(*arguments):
-    """Run the command in this process and return its exit code."""
-    before = sys.argv
-    sys.argv = ["klb-probe", *map(str, arguments)]
-    try:
-        cli.main()
-    except SystemExit as stop:
-        return stop.code or 0
-    finally:
-        sys.argv = before
-    return 0
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 import transformers as hf
-from test_jlens import klb
+from command import klb
 from tiny import LAYERS, VOCAB, WIDTH, config, default_tokenizer, save_tiny_llama, tiny_model
 
 from klb_probe.heat_map import SHOWN_TOKENS, heat_map
