@@ -93,10 +93,10 @@ def jlens(
     Prints margins, contrasts and AUROC of entitlement by layer, and writes margins.csv, scenarios.jsonl, summary.csv,
     margins.png and run.json. With --positions all, one scenario as a layer x token map instead: tokens.csv, heat_map.png.
     """
-    from klb_probe.outputs import check_folder, clear, default_folder
+    from klb_probe.outputs import check_folder, clear, default_folder, plain_argument
     from klb_probe.view import VIEW_FILES, check_view_options, choose_scenario, parse_layers, write_view
 
-    started, arguments = time.time(), {k: _plain(v) for k, v in locals().items() if k in jlens.__annotations__}
+    started, arguments = time.time(), {k: plain_argument(v) for k, v in locals().items() if k in jlens.__annotations__}
     check_view_options(positions, top_k, scenario, top_layers, resume, bool(controls or shuffled))
     chosen_layers = parse_layers(top_layers)
     folder = out or default_folder("jlens", model)
@@ -334,12 +334,6 @@ def _describe(lens: Any) -> str:
         return f"J-Lens margin from {lens.file} ({meta.command})"
     fitted = f"{meta.corpus.n_prompts} prompts, {meta.corpus.source}; target layer {meta.target_layer}"
     return f"J-Lens margin from {lens.file} ({fitted})"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [str(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import datetime as dt
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from klb_probe.errors import KlbError
 
@@ -40,3 +41,10 @@ def clear(folder: Path, names: Iterable[str]) -> None:
     """Remove the files a command writes, and nothing else."""
     for name in names:
         (folder / name).unlink(missing_ok=True)
+
+
+def plain_argument(value: Any) -> Any:
+    """A command's argument as ``run.json`` holds it."""
+    if isinstance(value, (list, tuple)):
+        return [str(item) for item in value]
+    return str(value) if isinstance(value, Path) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,9 +65,9 @@ def run_dialogues_command(
     Writes trajectories_*.jsonl (the public format), turns_*.jsonl (token ids as they happened) and run.json. Read them with
     klb-probe score. Keys of endpoints come from the environment: KLB_API_KEY or OPENAI_API_KEY.
     """
-    from klb_probe.outputs import check_folder, default_folder
+    from klb_probe.outputs import check_folder, clear, default_folder, plain_argument
 
-    arguments = {key: _plain(value) for key, value in locals().items() if key in run_dialogues_command.__annotations__}
+    arguments = {key: plain_argument(value) for key, value in locals().items() if key in run_dialogues_command.__annotations__}
     folder = out or default_folder("run", agent)
     check_folder(folder, overwrite=overwrite, resume=resume)
 
@@ -76,6 +77,8 @@ def run_dialogues_command(
     from klb_probe.dialogue.players import Players
     from klb_probe.dialogue.round import Settings
     from klb_probe.dialogue.runner import Cast
+    from klb_probe.dialogue.sidecar import sidecar_path
+    from klb_probe.dialogue.trajectory import file_name
 
     settings = Settings(
         mode=mode, gate_samples=gate_samples, agent_temperature=temperature, agent_tokens=max_tokens or (96 if quick else 400)
@@ -95,17 +98,19 @@ def run_dialogues_command(
     )
     cast = Cast(players.open("agent", agent), players.open("customer", customer), players.open("judge", judge))
     if overwrite:
-        for name in ("trajectories_*.jsonl", "turns_*.jsonl", "run.json"):
-            for path in folder.glob(name):
-                path.unlink()
+        name = label or cast.agent.name
+        for domain in {one.domain.policy.domain for one in chosen.trajectories}:
+            trajectories = file_name(name, domain, trust_model)
+            clear(folder, [trajectories, sidecar_path(Path(trajectories)).name, "run.json"])
     typer.echo(f"agent {cast.agent.name}, customer {cast.customer.name}, judge {cast.judge.name}")
     typer.echo(f"{len(chosen.trajectories)} trajectories, {chosen.n_rounds} rounds, {mode} rendering; files in {folder}")
-    lies = 0
+    lies, started = 0, time.monotonic()
 
     def count(row: dict[str, Any]) -> None:
         nonlocal lies
         lies += bool((row.get("derived") or {}).get("lied"))
-        bar.set_postfix_str(f"{lies} lies", refresh=False)
+        minutes = (time.monotonic() - started) / 60
+        bar.set_postfix_str(f"{lies} lies, {bar.n / max(minutes, 1e-9):.1f} rounds/min", refresh=False)
         bar.update()
 
     bar = tqdm(total=chosen.n_rounds, desc="playing", unit="round", disable=None)
@@ -150,16 +155,9 @@ def counts(rows: list[dict[str, Any]]) -> list[str]:
     if forms:
         shown = ", ".join(f"{name} {count}" for name, count in sorted(forms.items(), key=lambda item: -item[1]))
         lines.append(f"how the agent's {sum(forms.values())} turns were written: {shown}")
-    tokens = {"prompt_tokens": 0, "completion_tokens": 0}
-    for row in rows:
-        for spent in row.get("usage", {}).values():
-            for key in tokens:
-                tokens[key] += spent[key]
-    lines.append(f"tokens: {tokens['prompt_tokens']:,} read, {tokens['completion_tokens']:,} written")
+    for part in ("gate", "agent", "customer", "judge"):
+        spent = [row["usage"][part] for row in rows if part in row.get("usage", {})]
+        calls, read, written = (sum(one[key] for one in spent) for key in ("calls", "prompt_tokens", "completion_tokens"))
+        if read or written:
+            lines.append(f"{part}: {calls:,} calls, {read:,} tokens read, {written:,} written")
     return lines
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [str(item) for item in value]
-    return str(value) if isinstance(value, Path) else value

@@ -83,7 +83,7 @@ def test_controls_stand_in_every_file_of_a_run(tmp_path, model, lens):
     folder, file = tmp_path / "tiny-llama", tmp_path / "lens.pt"
     save_tiny_llama(folder)
     lens.save(file)
-    command = ["--model", folder, "--domains", "deposit", "--framings", "honest", "--controls"]
+    command = ["--model", folder, "--domains", "deposit", "--framings", "honest", "--quick", "--controls"]
     assert klb("jlens", *command, "--lens", file, "--out", tmp_path / "out") == 0
     summary = pd.read_csv(tmp_path / "out" / "summary.csv")
     names = ["margin", "logit", "permuted", "random transport", "random pairs"]
@@ -99,7 +99,7 @@ def test_a_lens_of_some_layers_is_read_at_those_and_at_the_last(tmp_path, model,
     folder, file = tmp_path / "tiny-llama", tmp_path / "some.pt"
     save_tiny_llama(folder)
     lens.subset([1]).save(file)
-    command = ["--model", folder, "--domains", "deposit", "--framings", "honest,deny"]
+    command = ["--model", folder, "--domains", "deposit", "--framings", "honest,deny", "--quick"]
     assert klb("jlens", *command, "--lens", file, "--out", tmp_path / "out") == 0
     margins, summary = (pd.read_csv(tmp_path / "out" / f"{name}.csv") for name in ("margins", "summary"))
     assert set(margins[margins["lens"] == "margin"]["layer"]) == {1, LAYERS - 1}
@@ -128,7 +128,7 @@ def test_a_lens_of_shuffled_text_stands_beside_the_lens(tmp_path):
     assert read_metadata(mixed).corpus.source.endswith("tokens shuffled")
     assert "--shuffle" in read_metadata(mixed).command
     assert read_metadata(mixed).corpus.sha256 != read_metadata(plain).corpus.sha256
-    command = ["jlens", "--model", folder, "--domains", "deposit", "--framings", "honest", "--lens", plain]
+    command = ["jlens", "--model", folder, "--domains", "deposit", "--framings", "honest", "--quick", "--lens", plain]
     assert klb(*command, "--shuffled", mixed, "--out", tmp_path / "out") == 0
     margins = pd.read_csv(tmp_path / "out" / "margins.csv")
     inner = margins[margins["layer"] == 0].pivot_table(index=["scenario", "paraphrase"], columns="lens", values="margin")

@@ -166,6 +166,49 @@ def test_an_interrupted_run_continues_to_the_same_rows(tmp_path, stop_after):
     assert usage[0] == usage[1]
 
 
+def test_a_judge_that_fails_leaves_the_transcript_of_its_round(tmp_path):
+    rows = run(tmp_path, Scripted(lambda request: "gone" if request.part == "judge" else None), cases_of_each_kind=1).rows
+    assert all(row["error"] == "judge: gone" and len(row["transcript"]) == 4 for row in rows)
+    assert all("derived" not in row for row in rows)
+
+
+def test_a_finished_folder_of_another_agent_is_refused_and_left_as_it_is(tmp_path):
+    few = {"cases_of_each_kind": 1}
+    run(tmp_path, Scripted(), **few)
+    before = (tmp_path / "run.json").read_text()
+    other = Scripted()
+    other.name = "another"
+    with pytest.raises(KlbError, match="another agent"):
+        run(tmp_path, other, **few)
+    with pytest.raises(KlbError, match="another n_traj"):
+        run(tmp_path, Scripted(), samples=2, **few)
+    assert (tmp_path / "run.json").read_text() == before
+
+
+def test_edited_cases_are_another_run(tmp_path, monkeypatch):
+    few = {"cases_of_each_kind": 1}
+    run(tmp_path, Scripted(), **few)
+    case = AIRLINE.cases[0].model_copy(update={"opening": "Other words."})
+    edited = dataclasses.replace(AIRLINE, cases=(case, *AIRLINE.cases[1:]))
+    monkeypatch.setattr("klb_probe.dialogue.api.load_cases", lambda *_: [edited])
+    with pytest.raises(KlbError, match="another cases_sha256"):
+        run(tmp_path, Scripted(), **few)
+
+
+def test_turns_of_a_round_that_was_cut_off_are_dropped(tmp_path):
+    few = {"cases_of_each_kind": 2, "conditions": ["control"], "trusts": ["low"]}
+    whole = tmp_path / "whole"
+    run(whole, Scripted(), **few)
+    (path,) = whole.glob("turns_*.jsonl")
+    expected = path.read_bytes()
+    (file,) = read_folder(whole)
+    rows = file.path.read_bytes().splitlines(keepends=True)
+    file.path.write_bytes(b"".join(rows[:-2]))  # the last row and the end mark are gone; its turns are there
+    path.write_bytes(expected + b'{"shared": 0, "pro')
+    run(whole, Scripted(), **few)
+    assert path.read_bytes() == expected
+
+
 def test_a_finished_run_is_not_played_again(tmp_path):
     run(tmp_path, Scripted())
     again = Scripted()
@@ -287,6 +330,9 @@ def test_a_messages_span_covers_its_words(message):
     written = json.dumps(message)[1:-1]
     assert written in covered
     assert len(covered) <= len(written) + 4
+    echoed = json.dumps({"thought": message, "action": {"tool": "send_message", "args": {"text": message}}})
+    span, _ = message_span(echoed, message, list(range(1, len(echoed) + 1)))
+    assert span[0] > echoed.index("send_message")
     assert message_span(text, "other words", ends)[0] is None
     assert message_span(text, message, ()) == (None, "the player gives no offsets")
 

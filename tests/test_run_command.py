@@ -115,6 +115,28 @@ def test_a_mistake_is_one_line_exit_2_and_nothing_written(tmp_path, monkeypatch,
     assert not out.exists()
 
 
+def test_overwrite_keeps_what_is_not_this_runs(tmp_path):
+    out = tmp_path / "out"
+    command = ("run", "--agent", "scripted:honest", "--domains", "debt", "--conditions", "control", "--trust", "low")
+    assert klb(*command, "--quick", "--out", out) == 0
+    mine = out / "trajectories_mine_debt_flat.jsonl"
+    mine.write_text("{}\n")
+    assert klb(*command, "--quick", "--out", out, "--overwrite") == 0
+    assert mine.read_text() == "{}\n"
+
+
+def test_the_same_from_python(tmp_path):
+    import klb_probe
+
+    run = klb_probe.run_dialogues(
+        "scripted:deceptive", str(tmp_path / "out"), domains=["billing"], conditions=["emergent"], trusts=["high"]
+    )
+    assert len(run.rows) == 14
+    table = run.panel().set_index("metric")
+    assert table.loc["DR", "value"] == 1
+    assert read_folder(tmp_path / "out")[0].complete
+
+
 def test_a_finished_folder_is_not_overwritten_unasked(liar, capsys):
     command = ("run", "--agent", "scripted:honest", "--domains", "airline", "--conditions", "control", "--trust", "low")
     assert klb(*command, "--out", liar) == 2

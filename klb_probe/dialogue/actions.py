@@ -18,9 +18,9 @@ SEND_MESSAGE = "send_message"
 
 _THOUGHT = ("thought",)
 _ACTION = ("action", "function")
-_TOOL = ("tool", "name", "type")
-_ARGS = ("args", "arguments", "parameters")
-_TEXT = ("text", "message", "content", "reply")
+_TOOL = ("tool", "tool_name", "name", "type")
+_ARGS = ("args", "arguments", "parameters", "action_input", "tool_input")
+_TEXT = ("text", "message", "content", "reply", "response")
 _NOT_TOOLS = (*_THOUGHT, *_ACTION, *_TOOL, *_ARGS)
 
 
@@ -48,6 +48,11 @@ class Action:
     def message(self) -> str | None:
         """What the customer is told, or None for any other tool."""
         return self.args["text"] if self.tool == SEND_MESSAGE else None
+
+
+def spoken(action: Action) -> str:
+    """The words in an action's arguments, whatever its tool is called."""
+    return _text(action.args)
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ def _call(reply: Mapping[str, Any]) -> _Call | None:
         if call := _keyed(action, "tool_key"):
             return call
     args_given = _get(reply, _ARGS) is not None
-    if tool := _name(reply, _TOOL if args_given else _TOOL[:1]):
+    if tool := _name(reply, _TOOL if args_given else _TOOL[:2]):
         return _Call(tool, _args(reply), "top_level_tool")
     if isinstance(text := _get(reply, _TEXT), str):
         return _Call(SEND_MESSAGE, {"text": text}, "top_level_message")

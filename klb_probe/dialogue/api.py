@@ -145,6 +145,7 @@ def play_plan(
     """Play a plan with a cast; ``run.json`` says what was run and whether it came to its end."""
     from klb_probe.versions import versions
 
+    out = Path(out)
     label = label or cast.agent.name
     record = {
         "command": "run",
@@ -158,7 +159,6 @@ def play_plan(
         "versions": versions(),
         **(record or {}),
     }
-    write_json(out / "run.json", record)
     run = play(
         cast,
         chosen.trajectories,
@@ -168,6 +168,7 @@ def play_plan(
         trust_model=trust_model(chosen.trust_model),
         parallel=parallel,
         about={"seed": seed},
+        on_open=lambda: write_json(out / "run.json", record),
         on_round=on_round,
     )
     write_json(out / "run.json", {**record, "complete": True})

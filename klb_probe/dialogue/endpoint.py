@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 import openai
 from pydantic import BaseModel, ValidationError
 
+from klb_probe.dialogue.json_text import whole
 from klb_probe.dialogue.player import Reply, Request
 from klb_probe.errors import KlbError
 
@@ -257,7 +258,7 @@ class EndpointPlayer:
 
     def _send(self, request: Request, seed: int, unsupported: frozenset[str]) -> Reply:
         parameters = self._parameters(request, seed, unsupported)
-        messages = [{"role": message.role, "content": _whole(message.content)} for message in request.messages]
+        messages = [{"role": message.role, "content": whole(message.content)} for message in request.messages]
         fatal = ""
         try:
             answer = self._client.chat.completions.with_raw_response.create(
@@ -360,11 +361,6 @@ def _check_url(url: str) -> None:
         raise KlbError("the base URL of the endpoint is not of the form http://HOST:PORT/PATH")
     if parts.username is not None or parts.query or parts.fragment:
         raise KlbError(f"the base URL of {parts.hostname} may not hold credentials or a query: put the key into {_KEYS[0]}")
-
-
-def _whole(text: str) -> str:
-    """Text that UTF-8 can carry: halves of an emoji, which a model can write as JSON escapes, become U+FFFD."""
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _words(body: object) -> str:

@@ -40,7 +40,7 @@ class Environment:
     refused: list[str] = field(default_factory=list)
 
     def apply(self, action: Action) -> Effect:
-        """Carry out an action that is no message."""
+        """Carry out an action that is no message. What an unknown tool was called is not repeated: the judge reads results."""
         tools = self.policy.tools
         if action.tool == tools.read.name:
             return Effect(f"{self.policy.record_word} {self.record_id}:\n{self._record()}")
@@ -51,7 +51,12 @@ class Environment:
         if action.tool == tools.favored.name:
             return self._close(self.policy.outcomes.favored.id)
         known = ", ".join([SEND_MESSAGE, tools.read.name, tools.owed.name, tools.favored.name])
-        return self._refuse(f"no tool {action.tool[:60]!r}; there are {known}")
+        return self._refuse(f"there is no such tool; there are {known}")
+
+    def name_of(self, action: Action) -> str:
+        """A tool's name in the transcript; ``unknown tool`` for one that the agent made up."""
+        tools = self.policy.tools
+        return action.tool if action.tool in (tools.read.name, tools.owed.name, tools.favored.name) else "unknown tool"
 
     def _record(self) -> str:
         return record_text(self.policy, self.situation.record)

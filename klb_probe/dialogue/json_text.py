@@ -74,3 +74,8 @@ def _wrapping(before: str, after: str) -> Wrapping:
     if not before and not after:
         return "bare"
     return "fenced" if re.fullmatch(r"```\w*", before) and after in ("```", "") else "surrounded"
+
+
+def whole(text: str) -> str:
+    """Text that UTF-8 can carry: halves of an emoji, which a model can write as JSON escapes, become U+FFFD."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

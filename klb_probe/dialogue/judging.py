@@ -59,7 +59,7 @@ def ask_judge(
         except MalformedReply as error:
             again = (reply.text, str(error))
             continue
-        if facts.agent_made_false_claim and facts.false_claim_quote.strip() and not quote_occurs(facts.false_claim_quote, said):
+        if facts.agent_made_false_claim and not quote_occurs(facts.false_claim_quote, said):
             again = (reply.text, "false_claim_quote is not in the agent's own words")
             continue
         return Verdict(facts, replies=tuple(replies))

@@ -17,6 +17,7 @@ import jinja2
 from klb_probe.cases.load import Situation
 from klb_probe.cases.schema import Policy
 from klb_probe.dialogue.constants import MAX_AGENT_TURNS, MAX_CUSTOMER_LOOKUPS
+from klb_probe.dialogue.json_text import whole
 from klb_probe.dialogue.player import Message
 from klb_probe.dialogue.trust import insists_at_first, persona, verify_urge
 
@@ -31,7 +32,8 @@ _TEMPLATES = jinja2.Environment(
     keep_trailing_newline=False,
     autoescape=False,  # prompts are plain text
 )
-_CONTROL = re.compile(r"<(?=[|/]?[A-Za-z_][\w ]*[|]?>)")  # <|im_end|>, <end_of_turn>, </s>
+# <|im_end|>, <end_of_turn>, </s>, <｜User｜>, <<SYS>>, [INST]
+_CONTROL = re.compile(r"<(?=[|/｜]?[A-Za-z_▁][\w▁ ]*[|｜]?>)|<<(?=/?SYS>>)|\[(?=/?INST\])")
 
 
 def render(template: str, **words: Any) -> str:
@@ -40,8 +42,8 @@ def render(template: str, **words: Any) -> str:
 
 
 def plain(text: str) -> str:
-    """Words of a party with nothing that a tokenizer could take for a control token."""
-    return _CONTROL.sub("‹", text)
+    """Words of a party with nothing that a tokenizer could take for a control token, or could not take at all."""
+    return _CONTROL.sub("‹", whole(text))
 
 
 def gate_messages(policy: Policy, situation: Situation, mode: Mode) -> tuple[Message, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 from klb_probe.cases.load import Domain
 from klb_probe.cases.schema import Case
 from klb_probe.dialogue import prompts
-from klb_probe.dialogue.actions import parse_action
+from klb_probe.dialogue.actions import parse_action, spoken
 from klb_probe.dialogue.constants import (
     AGENT_TEMPERATURE,
     CUSTOMER_TEMPERATURE,
@@ -100,6 +100,7 @@ class Played:
         thoughts: The agent's private thoughts, one a turn.
         forms: How each turn of the agent was read (see :class:`~klb_probe.dialogue.actions.Action`).
         outcome: Id of the outcome, ``none`` if the case was not closed.
+        customer_forms: How each reply of the customer was read; ``silent`` where it held no words.
         policy_view: What the customer's look-ups of the policy showed.
         verdict: The judge on the whole round.
         first_verdict: The judge on the agent's first message alone; None if the agent wrote none.
@@ -113,6 +114,7 @@ class Played:
     thoughts: list[str] = field(default_factory=list)
     forms: list[str] = field(default_factory=list)
     outcome: str = "none"
+    customer_forms: list[str] = field(default_factory=list)
     policy_view: str = ""
     verdict: Verdict | None = None
     first_verdict: Verdict | None = None
@@ -202,7 +204,7 @@ class _Table:
                 self.agent_turns.append(("tool", prompts.tool_result(action.tool, "nothing was sent: the message was empty")))
                 continue
             effect = environment.apply(action)
-            shown = prompts.tool_result(action.tool[:60], effect.result)
+            shown = prompts.tool_result(environment.name_of(action), effect.result)
             self.played.transcript.append(("tool", shown))
             self.agent_turns.append(("tool", shown))
             self.played.outcome = environment.outcome
@@ -234,17 +236,21 @@ class _Table:
                 shown = prompts.record_text(self.policy, self.situation.record)
             self.looked_up.append(action.tool)
             self.customer_turns.append(("tool", shown))
-        words = action.args.get("text") if action.tool in ("reply", "send_message") else None
-        words = words if isinstance(words, str) and words.strip() else "..."
+        words = spoken(action)
+        self.played.customer_forms.append(action.how if words else "silent")
+        words = words or "..."
         self.played.transcript.append(("user", words))
         self.agent_turns.append(("user", words))
 
     def judgement(self) -> Talk:
         """The whole round, then the agent's first message alone, before anyone could object."""
         self.played.verdict = yield from self._judge(self.played.transcript, first=False)
+        if self.played.verdict.error:
+            raise _PartFailed(f"judge: {self.played.verdict.error}")
         if self.played.said:
             end = next(number for number, (role, _) in enumerate(self.played.transcript) if role == "agent") + 1
-            self.played.first_verdict = yield from self._judge(self.played.transcript[:end], first=True)
+            first = yield from self._judge(self.played.transcript[:end], first=True)
+            self.played.first_verdict = first
 
     def _judge(self, transcript: list[tuple[str, str]], *, first: bool) -> Generator[Request, Reply, Verdict]:
         def prompt(again: tuple[str, str] | None) -> Any:
@@ -264,10 +270,7 @@ class _Table:
         )
         name = f"{self.place.name}/judge{'-first' * first}"
         said = [text for role, text in transcript if role == "agent"]
-        verdict = yield from ask_judge(prompt, said, scene, name, name)
-        if verdict.error:
-            raise _PartFailed(f"judge: {verdict.error}")
-        return verdict
+        return (yield from ask_judge(prompt, said, scene, name, name))
 
     def _scene(self) -> Scene:
         return dataclasses.replace(self.scene, transcript=tuple(self.played.transcript), looked_up=tuple(self.looked_up))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -10,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from klb_probe.dialogue.constants import TAU, public_condition, public_trust
+from klb_probe.cases.load import Domain
+from klb_probe.dialogue.constants import PUBLIC_CONDITIONS, PUBLIC_TRUSTS, TAU, public_condition, public_trust
 from klb_probe.dialogue.player import Part, Player, Reply, Request, UsageByPart
 from klb_probe.dialogue.round import Settings
-from klb_probe.dialogue.sidecar import packed, sidecar_path
-from klb_probe.dialogue.trajectory import Row, TrajectoryWriter, file_name, read_trajectories
+from klb_probe.dialogue.sidecar import drop_turns_without_rounds, packed, sidecar_path
+from klb_probe.dialogue.trajectory import Row, Trajectories, TrajectoryWriter, check_same_run, file_name, read_trajectories
 from klb_probe.dialogue.trust import TrustModel
 from klb_probe.dialogue.walk import Trajectory, walk
 from klb_probe.errors import KlbError
@@ -73,6 +75,7 @@ def play(
     trust_model: TrustModel,
     parallel: int,
     about: Mapping[str, Any],
+    on_open: Callable[[], None] = lambda: None,
     on_round: Callable[[Row], None] = lambda _: None,
 ) -> Run:
     """Play trajectories, at most ``parallel`` at once, continuing what the folder's files already hold.
@@ -86,11 +89,13 @@ def play(
         trust_model: How trust moves.
         parallel: Walks in flight; it changes speed and the order of rows, never a transcript.
         about: What else each file's ``run_meta`` says.
+        on_open: Called once all files are open, before anything is played.
         on_round: Called with every row, those of an earlier part of the run first.
 
     Raises KlbError after 20 rounds in a row that a provider could not serve; the files then stay incomplete.
     """
     files = [_File(*group, cast, folder, label, settings, trust_model, about) for group in _by_domain(trajectories)]
+    on_open()
     run = Run(folder)
     errors = 0
 
@@ -159,22 +164,32 @@ class _File:
             "n_traj": len(trajectories),
             "scenarios": [f"{public_condition(one.condition)}_{public_trust(one.trust)}" for one in trajectories],
             "settings": dataclasses.asdict(settings),
+            "label": label,
+            "cases_sha256": _digest(trajectories[0].domain),
             **about,
         }
-        self.complete = self.path.exists() and self._is_complete()
-        self.writer = None if self.complete else TrajectoryWriter(self.path, self.meta)
-        self.rows = list(read_trajectories(self.path).rows) if self.complete else list(self.writer.rows)
+        finished = self._finished()
+        self.writer = None if finished else TrajectoryWriter(self.path, self.meta)
+        self.rows = list(finished.rows if finished else self.writer.rows)
         self.left = len(trajectories)
+        drop_turns_without_rounds(sidecar_path(self.path), {(_walk_of(row, domain), row["round"]) for row in self.rows})
 
-    def _is_complete(self) -> bool:
+    def _finished(self) -> Trajectories | None:
+        """The file if it is complete, and of this run."""
+        if not self.path.exists():
+            return None
         try:
-            return read_trajectories(self.path).complete
-        except KlbError:  # nothing but a torn first line: the writer starts it again
-            return False
+            existing = read_trajectories(self.path)
+        except KlbError:  # nothing but a torn first line: the writer starts it again, or says what is wrong
+            return None
+        if not existing.complete:
+            return None
+        check_same_run(existing, self.meta)
+        return existing
 
     def walks(self, finished: Callable[[Row], None]) -> Iterator[_Walk]:
         """The walks that have rounds left; the file is marked complete when the last of them ends."""
-        if self.complete:
+        if self.writer is None:
             return
         for trajectory in self.trajectories:
             done = sorted((row for row in self.rows if trajectory.owns(row)), key=lambda row: row["round"])
@@ -201,21 +216,27 @@ class _File:
         if not turns:
             return
         with sidecar_path(self.path).open("ab") as file:
-            if file.tell() and not self._ends_whole():
-                file.write(b"\n")
             for line in packed(turns):
                 file.write(json.dumps(line).encode("ascii") + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
-    def _ends_whole(self) -> bool:
-        with sidecar_path(self.path).open("rb") as file:
-            file.seek(-1, os.SEEK_END)
-            return file.read(1) == b"\n"
-
     def close(self) -> None:
         if self.writer is not None:
             self.writer.close()
+
+
+def _digest(domain: Domain) -> str:
+    """A hash of a domain's policy and cases: edited texts are another run."""
+    texts = [domain.policy.model_dump_json(), *(case.model_dump_json() for case in domain.cases)]
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
+
+
+def _walk_of(row: Row, domain: str) -> str:
+    """The name of the trajectory that a row belongs to."""
+    condition = next((ours for ours, public in PUBLIC_CONDITIONS.items() if public == row.get("condition")), "")
+    trust = next((ours for ours, public in PUBLIC_TRUSTS.items() if public == row.get("initial")), "")
+    return f"{domain}/{condition}/{trust}/{row.get('sample')}"
 
 
 def _summed(rows: Sequence[Row]) -> dict[str, Any]:

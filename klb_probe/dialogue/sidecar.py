@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from klb_probe.errors import KlbError
+from klb_probe.files import replacing
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,17 @@ def read_turns(path: Path) -> Iterator[dict[str, Any]]:
         yield {**turn, "prompt_ids": list(before)}
 
 
+def drop_turns_without_rounds(path: Path, rounds: set[tuple[str, int]]) -> None:
+    """Cut a sidecar to the rounds on file: a run that died wrote turns, perhaps half a line, of one to be played again."""
+    if not path.exists():
+        return
+    lines = path.read_bytes().split(b"\n")[:-1]
+    kept = [line for line in lines if line and (turn := json.loads(line)) and (turn["trajectory"], turn["round"]) in rounds]
+    if len(kept) < len(lines) or not path.read_bytes().endswith(b"\n"):
+        with replacing(path) as partial:
+            partial.write_bytes(b"".join(line + b"\n" for line in kept))
+
+
 def message_span(text: str, message: str, ends: Sequence[int]) -> tuple[tuple[int, int] | None, str]:
     """The generated ids that hold a message's words, and why there are none.
 
@@ -64,7 +77,9 @@ def message_span(text: str, message: str, ends: Sequence[int]) -> tuple[tuple[in
     if not ends:
         return None, "the player gives no offsets"
     for written in (json.dumps(message, ensure_ascii=False)[1:-1], json.dumps(message)[1:-1], message):
-        start = text.find(written)
+        # After its own key, where there is one: a thought may hold the same words.
+        keyed = re.search(rf'"(?:text|message|content|reply|response)"\s*:\s*"{re.escape(written)}', text)
+        start = keyed.end() - len(written) if keyed else text.rfind(written)
         if written and start >= 0:
             stop = start + len(written)
             first = next((n for n, end in enumerate(ends) if end > start), len(ends))

@@ -84,6 +84,14 @@ def read_folder(path: Path) -> list[Trajectories]:
     return files
 
 
+def check_same_run(existing: Trajectories, run_meta: dict[str, Any]) -> None:
+    """Raise KlbError naming what differs if a file belongs to a run with another ``run_meta``."""
+    asked = json.loads(json.dumps(run_meta))
+    keys = asked.keys() | existing.run_meta.keys()
+    if differing := sorted(key for key in keys if asked.get(key) != existing.run_meta.get(key)):
+        raise KlbError(f"{existing.path} belongs to a run with another {', '.join(differing)}; choose another --out")
+
+
 class TrajectoryWriter:
     """Appends to one file, a line at a time, so that a run that dies loses at most the round in flight.
 
@@ -126,10 +134,7 @@ class TrajectoryWriter:
         existing = read_trajectories(self.path)
         if existing.complete:
             raise KlbError(f"{self.path} is complete; pass --overwrite to replace it")
-        asked = json.loads(json.dumps(run_meta))
-        keys = asked.keys() | existing.run_meta.keys()
-        if differing := sorted(key for key in keys if asked.get(key) != existing.run_meta.get(key)):
-            raise KlbError(f"{self.path} belongs to a run with another {', '.join(differing)}; choose another --out")
+        check_same_run(existing, run_meta)
         return existing.rows
 
     def _mend(self, torn: str) -> None:

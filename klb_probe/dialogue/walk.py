@@ -9,7 +9,7 @@ from typing import Any
 
 from klb_probe.cases.load import Domain
 from klb_probe.cases.schema import Case
-from klb_probe.dialogue.constants import INITIAL_TRUST, public_condition, public_trust
+from klb_probe.dialogue.constants import INITIAL_TRUST, TAU, public_condition, public_trust
 from klb_probe.dialogue.facts import derive
 from klb_probe.dialogue.memory import agent_memory, customer_memory
 from klb_probe.dialogue.player import Reply, Request
@@ -101,6 +101,7 @@ def _row(
         "condition": condition,
         "initial": initial,
         "scenario": f"{condition}_{initial}",
+        "tau": TAU,
         "delta_set": trust_model.name,
         "situation": case.id.partition("/")[2],
         "entitled_outcome": policy.outcomes.owed.id if situation.entitled else "none",
@@ -111,7 +112,7 @@ def _row(
     }
     if played.error:
         row["error"] = played.error
-    if played.error or played.gate != "passed":
+    if played.gate != "passed":
         return row
     row |= {
         "item": policy.record_fields[0].render(situation.record[policy.record_fields[0].name]),
@@ -121,10 +122,16 @@ def _row(
         "policy_view": played.policy_view,
         "agent_thoughts": played.thoughts,
         "agent_forms": played.forms,
+        "customer_forms": played.customer_forms,
         "caught_prev": bool(earlier and (earlier[-1].get("derived") or {}).get("detected")),
         "transcript": [list(line) for line in played.transcript],
         "judge_raw": list(played.verdict.replies) if played.verdict else [],
+        "derived_firstmsg": None,
+        "first_msg_disclosed": None,
+        "first_msg_tactic": None,
     }
+    if played.error:
+        return row
     first = played.first_verdict
     if first is not None and first.facts is not None:
         derived = derive(first.facts)
@@ -134,7 +141,7 @@ def _row(
             "first_msg_tactic": derived.used_tactic,
         }
     elif first is not None:
-        row["malformed_firstmsg"] = first.malformed
+        row["malformed_firstmsg"] = first.malformed or first.error
     if played.verdict is None or played.verdict.facts is None:
         row["malformed"] = played.verdict.malformed if played.verdict else "the judge was not asked"
         return row
