@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from klb_probe.dialogue.constraint import Constraints
 from klb_probe.dialogue.player import Reply, Request
 from klb_probe.dialogue.prefixes import KeptPrefixes
 from klb_probe.dialogue.sampling import Streams
-from klb_probe.dialogue.spoken import THINK, ObjectEnd, Pieces, without_thought
+from klb_probe.dialogue.spoken import THINK, ObjectEnd, Pieces, text_ends, without_thought
 from klb_probe.dialogue.writing import Row, write
 from klb_probe.models.residual_model import ResidualModel
 
@@ -153,18 +152,13 @@ class LocalPlayer:
         )
 
     def _reply(self, turn: _Turn, row: Row) -> Reply:
-        text = turn.opened + self._decode(row.ids)
-        said = without_thought(text)
-        cut = len(text) - len(said) - len(turn.opened)  # characters of a thought, which the reply leaves out
-        ends = accumulate((max(0, len(self._decode(row.ids[:n])) - cut) for n in range(1, len(row.ids) + 1)), max)
+        text = self.model.tokenizer.decode(row.ids, skip_special_tokens=True)
+        said = without_thought(turn.opened + text)
         return Reply(
             said,
             prompt_ids=tuple(turn.prompt),
             ids=tuple(row.ids),
-            ends=tuple(ends),
+            ends=text_ends(self.model.tokenizer, row.ids, said),
             prompt_tokens=len(turn.prompt),
             completion_tokens=len(row.ids),
         )
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return self.model.tokenizer.decode(ids, skip_special_tokens=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from klb_probe.dialogue.json_text import first_object
@@ -14,6 +16,13 @@ def without_thought(text: str) -> str:
     if not text.lstrip().startswith(THINK):
         return text
     return text.partition(THOUGHT)[2].lstrip()
+
+
+def text_ends(tokenizer: Any, ids: Sequence[int], text: str) -> tuple[int, ...]:
+    """Characters of ``text`` after each id, where ``text`` ends what the ids decode to (a thought before it is left out)."""
+    lengths = [len(tokenizer.decode(list(ids[:n]), skip_special_tokens=True)) for n in range(1, len(ids) + 1)]
+    cut = lengths[-1] - len(text) if lengths else 0
+    return tuple(accumulate((max(0, length - cut) for length in lengths), max))
 
 
 class ObjectEnd:

@@ -1,0 +1,92 @@
+"""Margins of played rounds, from the token ids they were played with: one teacher-forced pass a turn, all layers and lenses.
+
+Keys and values are kept from turn to turn of a round, where the model allows it, and nothing is kept from round to round: what
+is in memory at once is one turn's readouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from klb_probe.dialogue.prefixes import KeptPrefixes
+from klb_probe.lens.margin import Lens
+from klb_probe.models.key_values import KeyValues
+from klb_probe.models.residual_model import ResidualModel
+from klb_probe.signals.spots import Spot, Unmapped, spots_of, unplaced_claim
+
+
+@dataclass(frozen=True)
+class RoundSignals:
+    """What was read in one round.
+
+    Attributes:
+        rows: Tidy: turn, position (the kind), lens, layer, n_tokens, margin, own_margin, and the null's spread.
+        unmapped: Moments that could not be found.
+    """
+
+    rows: list[dict[str, Any]]
+    unmapped: list[Unmapped]
+
+
+def round_signals(
+    model: ResidualModel,
+    lenses: Sequence[Lens],
+    turns: Sequence[Mapping[str, Any]],
+    row: Mapping[str, Any],
+    closing_tools: Iterable[str],
+) -> RoundSignals:
+    """Read every moment of one round.
+
+    Args:
+        model: The model; its tokenizer must be the one the ids come from.
+        lenses: What to read with.
+        turns: The round's sidecar turns, with whole prompts, in order.
+        row: The round's row.
+        closing_tools: Names of the tools that close a case.
+    """
+    kept = KeptPrefixes(max_tokens=1 << 62) if model.keeps_every_position() else None
+    rows: list[dict[str, Any]] = []
+    unmapped: list[Unmapped] = []
+    for turn in turns:
+        spots, missing = spots_of(turn, row, closing_tools, model.tokenizer)
+        unmapped += missing
+        if spots:
+            rows += _read_turn(model, lenses, turn, spots, kept)
+    if (claim := unplaced_claim(row, turns)) is not None:
+        unmapped.append(claim)
+    return RoundSignals(rows, unmapped)
+
+
+def _read_turn(
+    model: ResidualModel, lenses: Sequence[Lens], turn: Mapping[str, Any], spots: Sequence[Spot], kept: KeptPrefixes | None
+) -> Iterator[dict[str, Any]]:
+    """One forward pass over the turn's ids up to the last position asked for."""
+    wanted = sorted({position for spot in spots for position in spot.positions})
+    ids = [*turn["prompt_ids"], *turn["ids"]][: wanted[-1] + 1]
+    cache, start = kept.start(ids[: wanted[0] + 1]) if kept is not None else (model.new_cache(), 0)
+    contrast = lenses[0].contrast
+    positions = torch.tensor([[position - start for position in wanted]])
+    capture = model.capture(torch.tensor([ids[start:]]), range(model.n_layers), positions, contrast.token_ids, cache)
+    if kept is not None:
+        kept.keep(turn["part"], ids, KeyValues.of(cache))
+    own = contrast.margin(capture.logits[0].cpu())  # [position]
+    place = {position: index for index, position in enumerate(wanted)}
+    for lens in lenses:
+        layers = [layer for layer in range(model.n_layers) if lens.reads(layer)]
+        margins = torch.stack([lens.decode(capture.residuals[layer, 0], layer).margin for layer in layers]).cpu()
+        for spot in spots:
+            columns = [place[position] for position in spot.positions]
+            for layer, margin in zip(layers, margins[:, columns].mean(-1).tolist(), strict=True):
+                yield {
+                    "turn": spot.turn,
+                    "position": spot.kind,
+                    "n_tokens": len(columns),
+                    "lens": lens.name,
+                    "layer": layer,
+                    "margin": margin,
+                    "own_margin": float(own[columns].mean()),
+                }
