@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from klb_probe.errors import KlbError
 from klb_probe.options import Cases, Device, Domains, Dtype, Hooks, Revision, parse_names
 
 EXAMPLE = "Example: klb-probe run --agent scripted:deceptive --domains airline --out outputs/liar"
@@ -54,6 +57,12 @@ def run_dialogues_command(
     constrain: Annotated[
         bool, typer.Option("--constrain", help="Hold gate, customer and judge (never the agent) to their JSON schemas.")
     ] = False,
+    elicit: Annotated[
+        bool, typer.Option("--elicit", help="Fork off the eligibility question at every turn of a local agent, for its margin.")
+    ] = False,
+    signals: Annotated[
+        bool, typer.Option("--signals", help="Read margins of a local agent's rounds as they are played (klb-probe rounds).")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of every random stream.")] = 0,
     device: Device = "auto",
     dtype: Dtype = "auto",
@@ -81,7 +90,11 @@ def run_dialogues_command(
     from klb_probe.dialogue.trajectory import file_name
 
     settings = Settings(
-        mode=mode, gate_samples=gate_samples, agent_temperature=temperature, agent_tokens=max_tokens or (96 if quick else 400)
+        mode=mode,
+        gate_samples=gate_samples,
+        agent_temperature=temperature,
+        agent_tokens=max_tokens or (96 if quick else 400),
+        elicit=elicit,
     )
     chosen = api.plan(
         domains=parse_names(domains) or (api.QUICK_DOMAINS if quick and cases == "ours" else None),
@@ -97,6 +110,10 @@ def run_dialogues_command(
         seed=seed, batch_size=batch, constrain=constrain, device=device, dtype=dtype, revision=revision, hooks=hooks or ()
     )
     cast = Cast(players.open("agent", agent), players.open("customer", customer), players.open("judge", judge))
+    if (elicit or signals) and cast.agent.record()["kind"] != "local":
+        raise KlbError(f"--elicit and --signals look inside the agent: it must be a local model, not {cast.agent.name}")
+    if signals and resume:
+        raise KlbError("--signals reads rounds as they are played; resume without it, then klb-probe rounds reads all of them")
     if overwrite:
         name = label or cast.agent.name
         for domain in {one.domain.policy.domain for one in chosen.trajectories}:
@@ -115,7 +132,7 @@ def run_dialogues_command(
 
     bar = tqdm(total=chosen.n_rounds, desc="playing", unit="round", disable=None)
     try:
-        with bar:
+        with bar, _signals(cast.agent, chosen, folder / "signals") if signals else nullcontext(_unread) as on_turns:
             run = api.play_plan(
                 cast,
                 chosen,
@@ -124,6 +141,7 @@ def run_dialogues_command(
                 seed=seed,
                 parallel=parallel,
                 on_round=count,
+                on_turns=on_turns,
                 record={"arguments": arguments},
             )
     except KeyboardInterrupt:
@@ -131,6 +149,25 @@ def run_dialogues_command(
         raise
     typer.echo("\n".join(counts(run.rows)))
     typer.echo(f"Score it: klb-probe score {folder}")
+
+
+def _unread(_row: dict[str, Any], _turns: list[dict[str, Any]]) -> None:
+    """Rounds that are not looked into."""
+
+
+@contextmanager
+def _signals(agent: Any, chosen: Any, folder: Path) -> Iterator[Callable[[dict[str, Any], list[dict[str, Any]]], None]]:
+    """Reads each round's turns into a signals file as soon as it is over."""
+    from klb_probe.rounds_command import open_lenses, summary
+    from klb_probe.signals.from_files import closing_tools
+    from klb_probe.signals.rounds import round_signals
+    from klb_probe.signals.signals_file import signals_file
+
+    lenses, about = open_lenses(agent.model, "margin", "Yes/No", "lead", "mean")
+    tools = {one.domain.policy.domain: closing_tools(one.domain) for one in chosen.trajectories}
+    with signals_file(folder, {"source": "live", "policy": "on", **about}) as writer:
+        yield lambda row, turns: writer.add(row, round_signals(agent.model, lenses, turns, row, tools[row["domain"]]))
+    typer.echo("\n".join(summary(writer, folder)))
 
 
 def counts(rows: list[dict[str, Any]]) -> list[str]:

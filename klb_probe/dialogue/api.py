@@ -140,6 +140,7 @@ def play_plan(
     seed: int,
     parallel: int,
     on_round: Callable[[Row], None] = lambda _: None,
+    on_turns: Callable[[Row, list[dict[str, Any]]], None] = lambda _row, _turns: None,
     record: dict[str, Any] | None = None,
 ) -> Run:
     """Play a plan with a cast; ``run.json`` says what was run and whether it came to its end."""
@@ -170,6 +171,7 @@ def play_plan(
         about={"seed": seed},
         on_open=lambda: write_json(out / "run.json", record),
         on_round=on_round,
+        on_turns=on_turns,
     )
     write_json(out / "run.json", {**record, "complete": True})
     return run

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 from klb_probe.cases.load import Domain
 from klb_probe.cases.schema import Case
 
-Part = Literal["gate", "agent", "customer", "judge"]
+Part = Literal["gate", "agent", "elicited", "customer", "judge"]
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,8 @@ def agent_messages(
     turns: Sequence[tuple[str, str]],
     turn: int,
     mode: Mode,
+    *,
+    elicit: bool = False,
 ) -> tuple[Message, ...]:
     """The agent's view.
 
@@ -73,6 +75,7 @@ def agent_messages(
         turns: What followed the opening: ``("agent", raw reply)``, ``("user", customer's words)``, ``("tool", result)``.
         turn: The turn to come, from 0.
         mode: flat or turns.
+        elicit: Ask for the entitlement instead of the next action: the same conversation with another last line.
     """
     system = render("agent_system", policy=policy, note=note, max_turns=MAX_AGENT_TURNS)
     opening = render(
@@ -86,6 +89,8 @@ def agent_messages(
     speakers = {"agent": "You", "user": policy.customer_word.capitalize(), "tool": "System"}
     last = turn == MAX_AGENT_TURNS - 1
     ask = render("agent_next", policy=policy, turn=turn, max_turns=MAX_AGENT_TURNS, last_turn=last)
+    if elicit:
+        ask = render("elicit", policy=policy)
     return _messages(system, _talk(opening, turns, ask, speakers, "agent", mode), mode)
 
 

@@ -26,7 +26,7 @@ from klb_probe.dialogue.environment import Environment
 from klb_probe.dialogue.gate import SCHEMA as GATE_SCHEMA
 from klb_probe.dialogue.gate import Gate, all_passed, read_gate
 from klb_probe.dialogue.judging import Verdict, ask_judge
-from klb_probe.dialogue.player import Part, Reply, Request, Scene
+from klb_probe.dialogue.player import Message, Part, Reply, Request, Scene
 from klb_probe.dialogue.prompts import Mode
 from klb_probe.dialogue.sidecar import message_span
 from klb_probe.dialogue.trust import persona
@@ -62,6 +62,8 @@ class Settings:
         agent_tokens: Most tokens of an agent's turn.
         customer_tokens: Most tokens of a customer's turn.
         gate_tokens: Most tokens of a gate's reply.
+        elicit: Fork off the eligibility question before each turn of the agent and after the round, for its ids alone: one
+            token is written and thrown away, and nothing of it enters the conversation. Needs a local agent.
     """
 
     mode: Mode = "flat"
@@ -70,6 +72,7 @@ class Settings:
     agent_tokens: int = 400
     customer_tokens: int = 250
     gate_tokens: int = 200
+    elicit: bool = False
 
 
 @dataclass(frozen=True)
@@ -176,16 +179,8 @@ class _Table:
         environment = Environment(self.policy, self.situation, self.case.record_id)
         for turn in range(MAX_AGENT_TURNS):
             last = turn == MAX_AGENT_TURNS - 1
-            messages = prompts.agent_messages(
-                self.policy,
-                self.situation,
-                self.case.record_id,
-                getattr(self.policy.notes, self.place.condition),
-                self.place.agent_memory,
-                self.agent_turns,
-                turn,
-                self.settings.mode,
-            )
+            yield from self._elicit(turn)
+            messages = self._agent_messages(turn)
             scene = dataclasses.replace(self._scene(), turn=turn, last_turn=last)
             temperature, tokens = self.settings.agent_temperature, self.settings.agent_tokens
             reply = yield from self._ask("agent", messages, temperature, tokens, scene)
@@ -209,7 +204,28 @@ class _Table:
             self.agent_turns.append(("tool", shown))
             self.played.outcome = environment.outcome
             if effect.closed:
-                return
+                break
+        yield from self._elicit(len(self.played.forms))
+
+    def _agent_messages(self, turn: int, *, elicit: bool = False) -> tuple[Message, ...]:
+        return prompts.agent_messages(
+            self.policy,
+            self.situation,
+            self.case.record_id,
+            getattr(self.policy.notes, self.place.condition),
+            self.place.agent_memory,
+            self.agent_turns,
+            turn,
+            self.settings.mode,
+            elicit=elicit,
+        )
+
+    def _elicit(self, turn: int) -> Talk:
+        """The forked question, read for its ids."""
+        if self.settings.elicit:
+            messages = self._agent_messages(turn, elicit=True)
+            reply = yield from self._ask("elicited", messages, 0.0, 1, self._scene())
+            self._keep_ids("elicited", turn, reply)
 
     def _customer(self) -> Talk:
         """The customer's turn: up to two look-ups, then a reply."""

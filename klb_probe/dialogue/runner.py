@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from klb_probe.cases.load import Domain
-from klb_probe.dialogue.constants import PUBLIC_CONDITIONS, PUBLIC_TRUSTS, TAU, public_condition, public_trust
+from klb_probe.dialogue.constants import TAU, public_condition, public_trust
 from klb_probe.dialogue.player import Part, Player, Reply, Request, UsageByPart
 from klb_probe.dialogue.round import Settings
 from klb_probe.dialogue.sidecar import drop_turns_without_rounds, packed, sidecar_path
 from klb_probe.dialogue.trajectory import Row, Trajectories, TrajectoryWriter, check_same_run, file_name, read_trajectories
 from klb_probe.dialogue.trust import TrustModel
-from klb_probe.dialogue.walk import Trajectory, walk
+from klb_probe.dialogue.walk import Trajectory, trajectory_of, walk
 from klb_probe.errors import KlbError
 
 MAX_CONSECUTIVE_ERRORS = 20
@@ -26,7 +26,7 @@ MAX_CONSECUTIVE_ERRORS = 20
 
 @dataclass(frozen=True)
 class Cast:
-    """Who plays which part. The gate is the agent's."""
+    """Who plays which part. The gate and forked questions are the agent's."""
 
     agent: Player
     customer: Player
@@ -34,7 +34,7 @@ class Cast:
 
     def player(self, part: Part) -> Player:
         """The player of a part."""
-        return {"gate": self.agent, "agent": self.agent, "customer": self.customer, "judge": self.judge}[part]
+        return {"customer": self.customer, "judge": self.judge}.get(part, self.agent)
 
     @property
     def players(self) -> list[Player]:
@@ -76,6 +76,7 @@ def play(
     parallel: int,
     about: Mapping[str, Any],
     on_open: Callable[[], None] = lambda: None,
+    on_turns: Callable[[Row, list[dict[str, Any]]], None] = lambda _row, _turns: None,
     on_round: Callable[[Row], None] = lambda _: None,
 ) -> Run:
     """Play trajectories, at most ``parallel`` at once, continuing what the folder's files already hold.
@@ -89,6 +90,7 @@ def play(
         trust_model: How trust moves.
         parallel: Walks in flight; it changes speed and the order of rows, never a transcript.
         about: What else each file's ``run_meta`` says.
+        on_turns: Called with each new row and its sidecar turns, with whole prompts.
         on_open: Called once all files are open, before anything is played.
         on_round: Called with every row, those of an earlier part of the run first.
 
@@ -112,7 +114,7 @@ def play(
             for row in file.rows:
                 run.rows.append(row)
                 on_round(row)
-        walks = (started for file in files for started in file.walks(finished))
+        walks = (started for file in files for started in file.walks(finished, on_turns))
         _lock_step(cast, walks, parallel)
     finally:
         for file in files:
@@ -172,7 +174,7 @@ class _File:
         self.writer = None if finished else TrajectoryWriter(self.path, self.meta)
         self.rows = list(finished.rows if finished else self.writer.rows)
         self.left = len(trajectories)
-        drop_turns_without_rounds(sidecar_path(self.path), {(_walk_of(row, domain), row["round"]) for row in self.rows})
+        drop_turns_without_rounds(sidecar_path(self.path), {(trajectory_of(row), row["round"]) for row in self.rows})
 
     def _finished(self) -> Trajectories | None:
         """The file if it is complete, and of this run."""
@@ -187,7 +189,7 @@ class _File:
         check_same_run(existing, self.meta)
         return existing
 
-    def walks(self, finished: Callable[[Row], None]) -> Iterator[_Walk]:
+    def walks(self, finished: Callable[[Row], None], on_turns: Callable[[Row, list[dict[str, Any]]], None]) -> Iterator[_Walk]:
         """The walks that have rounds left; the file is marked complete when the last of them ends."""
         if self.writer is None:
             return
@@ -200,6 +202,7 @@ class _File:
                 usage.parts.clear()
                 self._write_turns(turns)
                 self.writer.append(row)
+                on_turns(row, turns)
                 finished(row)
 
             talk = walk(trajectory, self.label, self.settings, self.trust_model, done, on_round)
@@ -230,13 +233,6 @@ def _digest(domain: Domain) -> str:
     """A hash of a domain's policy and cases: edited texts are another run."""
     texts = [domain.policy.model_dump_json(), *(case.model_dump_json() for case in domain.cases)]
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
-
-
-def _walk_of(row: Row, domain: str) -> str:
-    """The name of the trajectory that a row belongs to."""
-    condition = next((ours for ours, public in PUBLIC_CONDITIONS.items() if public == row.get("condition")), "")
-    trust = next((ours for ours, public in PUBLIC_TRUSTS.items() if public == row.get("initial")), "")
-    return f"{domain}/{condition}/{trust}/{row.get('sample')}"
 
 
 def _summed(rows: Sequence[Row]) -> dict[str, Any]:
@@ -278,7 +274,7 @@ def _advance(one: _Walk, reply: Reply | None, cast: Cast) -> bool:
     except StopIteration:
         one.request = None
     if before is not None and (one.request is None or _round(one.request) != _round(before)):
-        for name in ("gate", "agent", "customer", "judge", "judge-first"):
+        for name in ("gate", "agent", "elicited", "customer", "judge", "judge-first"):
             for player in cast.players:
                 player.forget(f"{_round(before)}/{name}")
     return one.request is not None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from klb_probe.dialogue.prefixes import KeptPrefixes
 from klb_probe.lens.margin import Lens
@@ -18,13 +19,16 @@ from klb_probe.models.key_values import KeyValues
 from klb_probe.models.residual_model import ResidualModel
 from klb_probe.signals.spots import Spot, Unmapped, spots_of, unplaced_claim
 
+RANDOM_READOUTS = 8  # of the first lens, read beside it: what any direction of the same residuals gives
+
 
 @dataclass(frozen=True)
 class RoundSignals:
     """What was read in one round.
 
     Attributes:
-        rows: Tidy: turn, position (the kind), lens, layer, n_tokens, margin, own_margin, and the null's spread.
+        rows: Tidy: turn, position (the kind), lens, layer, n_tokens, margin, own_margin. Lenses named ``random 0`` ... are
+            random readouts.
         unmapped: Moments that could not be found.
     """
 
@@ -75,18 +79,28 @@ def _read_turn(
         kept.keep(turn["part"], ids, KeyValues.of(cache))
     own = contrast.margin(capture.logits[0].cpu())  # [position]
     place = {position: index for index, position in enumerate(wanted)}
-    for lens in lenses:
-        layers = [layer for layer in range(model.n_layers) if lens.reads(layer)]
-        margins = torch.stack([lens.decode(capture.residuals[layer, 0], layer).margin for layer in layers]).cpu()
+    for name, layers, values in _readings(model, lenses, capture.residuals[:, 0]):
         for spot in spots:
             columns = [place[position] for position in spot.positions]
-            for layer, margin in zip(layers, margins[:, columns].mean(-1).tolist(), strict=True):
+            for layer, margin in zip(layers, values[:, columns].mean(-1).tolist(), strict=True):
                 yield {
                     "turn": spot.turn,
                     "position": spot.kind,
                     "n_tokens": len(columns),
-                    "lens": lens.name,
+                    "lens": name,
                     "layer": layer,
                     "margin": margin,
                     "own_margin": float(own[columns].mean()),
                 }
+
+
+def _readings(model: ResidualModel, lenses: Sequence[Lens], residuals: Tensor) -> Iterator[tuple[str, list[int], Tensor]]:
+    """Name, layers, and ``[layer, position]`` of every lens, and of the first lens's random readouts."""
+    for number, lens in enumerate(lenses):
+        layers = [layer for layer in range(model.n_layers) if lens.reads(layer)]
+        decoded = [lens.decode(residuals[layer], layer) for layer in layers]
+        yield lens.name, layers, torch.stack([one.margin for one in decoded]).cpu()
+        if number == 0:
+            random = torch.stack([one.random for one in decoded]).cpu()  # [layer, position, row]
+            for row in range(min(RANDOM_READOUTS, random.shape[-1])):
+                yield f"random {row}", layers, random[..., row]

@@ -1,0 +1,99 @@
+"""``klb-probe rounds``: the J-Lens on a run's rounds, from the token ids they were played with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from klb_probe.options import Cases, Contrast, Device, Dtype, Hooks, Model, Reduce, Revision, Spaces
+
+ROUNDS_EXAMPLE = "Example: klb-probe rounds outputs/run --model smollm2-135m"
+
+
+def rounds(
+    run: Annotated[Path, typer.Argument(help="A run's folder: trajectories_*.jsonl and their turns_*.jsonl.")],
+    model: Model = "smollm2-135m",
+    lens: Annotated[str, typer.Option(help="margin | logit | a file or folder | hub:REPO::FILE@REV.")] = "margin",
+    cases: Cases = "ours",
+    contrast: Contrast = "Yes/No",
+    spaces: Spaces = "lead",
+    reduce: Reduce = "mean",
+    out: Annotated[Path | None, typer.Option(help="Output folder (default: RUN/signals).")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the signals in --out.")] = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    revision: Revision = None,
+    hooks: Hooks = None,
+) -> None:
+    """Read a yes-minus-no margin at named moments of every round, layer by layer.
+
+    Moments: gate, before_reply, reply_mean, reply_last, claim, action, elicited (runs played with --elicit). Writes
+    signals.parquet and signals.json. Pair them with the lie labels: klb-probe pair.
+    """
+    from klb_probe.outputs import check_folder, clear
+    from klb_probe.signals.signals_file import MANIFEST, SIGNALS
+
+    folder = out or run / "signals"
+    check_folder(folder, overwrite=overwrite, resume=False)
+
+    from tqdm.auto import tqdm
+
+    from klb_probe.cases.sources import load_cases
+    from klb_probe.dialogue.trajectory import read_folder
+    from klb_probe.models.load import load_model
+    from klb_probe.signals.from_files import check_same_model, closing_tools, read_rounds, sidecar_rounds
+    from klb_probe.signals.signals_file import signals_file
+
+    files = read_folder(run)
+    domains = {one.policy.domain: one for one in load_cases(cases, [file.run_meta["domain"] for file in files])}
+    loaded = load_model(model, device=device, dtype=dtype, revision=revision, hooks=hooks or ())
+    for file in files:
+        check_same_model(file, loaded)
+    lenses, about = open_lenses(loaded, lens, contrast, spaces, reduce)
+    if overwrite:
+        clear(folder, (SIGNALS, MANIFEST))
+    bar = tqdm(total=sum(len(file.rows) for file in files), desc="reading", unit="round", disable=None)
+    with bar, signals_file(folder, {"source": "sidecar", "policy": "on", **about}) as writer:
+        for file in files:
+            tools = closing_tools(domains[file.run_meta["domain"]])
+            read_rounds(loaded, lenses, sidecar_rounds(file), tools, writer, lambda _: bar.update())
+    typer.echo("\n".join(summary(writer, folder)))
+
+
+def open_lenses(model: Any, lens: str, contrast: str, spaces: str, reduce: str) -> tuple[list[Any], dict[str, Any]]:
+    """The lens and its logit-lens twin, and what the manifest says of them."""
+    from klb_probe.files import file_sha256
+    from klb_probe.lens.contrast import TokenContrast, parse_pairs
+    from klb_probe.lens.library import load_lens
+    from klb_probe.lens.margin import LogitLens
+    from klb_probe.versions import versions
+
+    tokens = TokenContrast.of(model.chat, parse_pairs(contrast), spaces=spaces, reduction=reduce)
+    twin = LogitLens.of(model, tokens)
+    about: dict[str, Any] = {
+        "model": model.identity,
+        "fingerprint": model.fingerprint,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "contrast": [[list(side) for side in pair] for pair in tokens.pairs],
+        "versions": versions(),
+    }
+    if lens == "logit":
+        return [twin], {**about, "lens": {"name": "logit"}}
+    loaded = load_lens(model, tokens, path=None if lens == "margin" else lens)
+    used = {"file": str(loaded.file), "sha256": file_sha256(loaded.file), **loaded.metadata.model_dump(mode="json")}
+    return [loaded, twin], {**about, "lens": used}
+
+
+def summary(writer: Any, folder: Path) -> list[str]:
+    """What was read and what could not be, in a few lines."""
+    moments = ", ".join(f"{kind} {number}" for kind, number in writer.positions.items()) or "none"
+    lines = [f"{writer.rounds} rounds; moments read: {moments}"]
+    if writer.unmapped:
+        why: dict[str, int] = {}
+        for one in writer.unmapped:
+            said = f"{one['position']}: {one['why']}"
+            why[said] = why.get(said, 0) + 1
+        lines.append("not found: " + "; ".join(f"{number} x {said}" for said, number in why.items()))
+    return [*lines, f"Files in {folder}: signals.parquet, signals.json"]
