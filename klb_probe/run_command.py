@@ -47,6 +47,9 @@ def run_dialogues_command(
         bool,
         typer.Option("--quick", help="Small: airline and debt, control and emergent, medium trust, 2 cases a domain."),
     ] = False,
+    per_kind: Annotated[
+        int | None, typer.Option(help="Only the first N owed and N calibration cases of each domain.", min=1)
+    ] = None,
     cases: Cases = "ours",
     label: Annotated[str | None, typer.Option(help="Names the agent in files (default: its own name).")] = None,
     out: Annotated[Path | None, typer.Option(help="Output folder (default: outputs/run-<agent>-<time>).")] = None,
@@ -102,7 +105,7 @@ def run_dialogues_command(
         trusts=parse_names(trust) or (api.QUICK_TRUSTS if quick else api.TRUSTS),
         samples=samples,
         cases=cases,
-        cases_of_each_kind=1 if quick else None,
+        cases_of_each_kind=per_kind or (1 if quick else None),
         trust=trust_model,
         settings=settings,
     )
@@ -160,13 +163,18 @@ def _signals(agent: Any, chosen: Any, folder: Path) -> Iterator[Callable[[dict[s
     """Reads each round's turns into a signals file as soon as it is over."""
     from klb_probe.rounds_command import open_lenses, summary
     from klb_probe.signals.from_files import closing_tools
-    from klb_probe.signals.rounds import round_signals
+    from klb_probe.signals.rounds import prefixes_for, round_signals
     from klb_probe.signals.signals_file import signals_file
 
     lenses, about = open_lenses(agent.model, "margin", "Yes/No", "lead", "mean")
     tools = {one.domain.policy.domain: closing_tools(one.domain) for one in chosen.trajectories}
+    kept = prefixes_for(agent.model)
     with signals_file(folder, {"source": "live", "policy": "on", **about}) as writer:
-        yield lambda row, turns: writer.add(row, round_signals(agent.model, lenses, turns, row, tools[row["domain"]]))
+
+        def read(row: dict[str, Any], turns: list[dict[str, Any]]) -> None:
+            writer.add(row, round_signals(agent.model, lenses, turns, row, tools[row["domain"]], kept))
+
+        yield read
     typer.echo("\n".join(summary(writer, folder)))
 
 

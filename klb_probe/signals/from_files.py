@@ -13,7 +13,7 @@ from klb_probe.dialogue.walk import trajectory_of
 from klb_probe.errors import KlbError
 from klb_probe.lens.margin import Lens
 from klb_probe.models.residual_model import ResidualModel
-from klb_probe.signals.rounds import round_signals
+from klb_probe.signals.rounds import prefixes_for, round_signals
 from klb_probe.signals.signals_file import SignalsWriter
 
 Turns = list[dict[str, Any]]
@@ -59,6 +59,7 @@ def read_rounds(
     on_round: Callable[[Row], None] = lambda _: None,
 ) -> None:
     """Read rounds one by one into a signals file."""
+    kept = prefixes_for(model)
     for row, turns in rounds:
-        writer.add(row, round_signals(model, lenses, turns, row, tools))
+        writer.add(row, round_signals(model, lenses, turns, row, tools, kept))
         on_round(row)

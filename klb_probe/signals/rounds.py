@@ -1,7 +1,8 @@
 """Margins of played rounds, from the token ids they were played with: one teacher-forced pass a turn, all layers and lenses.
 
-Keys and values are kept from turn to turn of a round, where the model allows it, and nothing is kept from round to round: what
-is in memory at once is one turn's readouts.
+Where the model allows it, keys and values of the last turn of each part are kept, so that a turn is read from where it departs
+from the one before it (and a round's first turn after the policy it shares with the round before). Nothing else is kept: what is
+in memory at once is one turn's readouts.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from klb_probe.models.key_values import KeyValues
 from klb_probe.models.residual_model import ResidualModel
 from klb_probe.signals.spots import Spot, Unmapped, spots_of, unplaced_claim
 
+_KEPT_TOKENS = 32_768
 RANDOM_READOUTS = 8  # of the first lens, read beside it: what any direction of the same residuals gives
 
 
@@ -42,6 +44,7 @@ def round_signals(
     turns: Sequence[Mapping[str, Any]],
     row: Mapping[str, Any],
     closing_tools: Iterable[str],
+    kept: KeptPrefixes | None = None,
 ) -> RoundSignals:
     """Read every moment of one round.
 
@@ -51,8 +54,9 @@ def round_signals(
         turns: The round's sidecar turns, with whole prompts, in order.
         row: The round's row.
         closing_tools: Names of the tools that close a case.
+        kept: What was read before, to go on from; see :func:`prefixes_for`.
     """
-    kept = KeptPrefixes(max_tokens=1 << 62) if model.keeps_every_position() else None
+    kept = prefixes_for(model) if kept is None else kept
     rows: list[dict[str, Any]] = []
     unmapped: list[Unmapped] = []
     for turn in turns:
@@ -63,6 +67,11 @@ def round_signals(
     if (claim := unplaced_claim(row, turns)) is not None:
         unmapped.append(claim)
     return RoundSignals(rows, unmapped)
+
+
+def prefixes_for(model: ResidualModel) -> KeptPrefixes | None:
+    """Room for what was read last, or None for a model that cannot go on from it."""
+    return KeptPrefixes(max_tokens=_KEPT_TOKENS) if model.keeps_every_position() else None
 
 
 def _read_turn(
