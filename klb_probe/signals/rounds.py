@@ -1,8 +1,8 @@
 """Margins of played rounds, from the token ids they were played with: one teacher-forced pass a turn, all layers and lenses.
 
-Where the model allows it, keys and values of the last turn of each part are kept, so that a turn is read from where it departs
-from the one before it (and a round's first turn after the policy it shares with the round before). Nothing else is kept: what is
-in memory at once is one turn's readouts.
+Where the model allows it, keys and values of the last turn of each part are kept, so that a turn is read from where it
+departs from the one before it (and a round's first turn after the policy it shares with the round before). Nothing else is
+kept: what is in memory at once is one turn's readouts.
 """
 
 from __future__ import annotations
