@@ -345,9 +345,14 @@ def test_nothing_is_sent_after_an_interrupt(serve):
         until(lambda: len(server.seen) == 2)
         os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
-        player(server, max_in_flight=2).reply([request() for _ in range(5)])
+    # A shell that starts a job in the background makes it ignore the signal.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        threading.Thread(target=interrupt, daemon=True).start()
+        with pytest.raises(KeyboardInterrupt):
+            player(server, max_in_flight=2).reply([request() for _ in range(5)])
+    finally:
+        signal.signal(signal.SIGINT, before)
     time.sleep(0.9)
     assert len(server.seen) == 2
 
@@ -526,7 +531,8 @@ def test_record_and_repr(serve):
 
 
 INTERRUPTED = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from tests.test_endpoint import EndpointPlayer, request
 one = EndpointPlayer("m", base_url=sys.argv[1], api_key="x", max_in_flight=2)
 try:
