@@ -9,7 +9,14 @@ from typing import Any
 
 from klb_probe.cases.load import Domain
 from klb_probe.cases.schema import Case
-from klb_probe.dialogue.constants import INITIAL_TRUST, TAU, public_condition, public_trust
+from klb_probe.dialogue.constants import (
+    INITIAL_TRUST,
+    PUBLIC_CONDITIONS,
+    PUBLIC_TRUSTS,
+    TAU,
+    public_condition,
+    public_trust,
+)
 from klb_probe.dialogue.facts import derive
 from klb_probe.dialogue.memory import agent_memory, customer_memory
 from klb_probe.dialogue.player import Reply, Request
@@ -36,6 +43,13 @@ class Trajectory:
         """Whether a row of the domain's file is a round of this walk."""
         mine = (public_condition(self.condition), public_trust(self.trust), self.sample)
         return (row.get("condition"), row.get("initial"), row.get("sample")) == mine
+
+
+def trajectory_of(row: Row) -> str:
+    """The name of the trajectory that a row belongs to."""
+    condition = next((ours for ours, public in PUBLIC_CONDITIONS.items() if public == row["condition"]), row["condition"])
+    trust = next((ours for ours, public in PUBLIC_TRUSTS.items() if public == row["initial"]), row["initial"])
+    return f"{row['domain']}/{condition}/{trust}/{row['sample']}"
 
 
 def walk(
