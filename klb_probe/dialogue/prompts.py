@@ -23,6 +23,7 @@ from klb_probe.dialogue.trust import insists_at_first, persona, verify_urge
 
 Mode = Literal["flat", "turns"]
 MODES: tuple[str, ...] = get_args(Mode)
+NOTHING_SENT = "nothing was sent: the message was empty"
 
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("klb_probe.dialogue", "templates"),

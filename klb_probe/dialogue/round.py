@@ -196,7 +196,7 @@ class _Table:
                     yield from self._customer()
                 continue
             if action.message == "":
-                self.agent_turns.append(("tool", prompts.tool_result(action.tool, "nothing was sent: the message was empty")))
+                self.agent_turns.append(("tool", prompts.tool_result(action.tool, prompts.NOTHING_SENT)))
                 continue
             effect = environment.apply(action)
             shown = prompts.tool_result(environment.name_of(action), effect.result)
