@@ -16,6 +16,12 @@ def rounds(
     run: Annotated[Path, typer.Argument(help="A run's folder: trajectories_*.jsonl and their turns_*.jsonl.")],
     model: Model = "smollm2-135m",
     lens: Annotated[str, typer.Option(help="margin | logit | a file or folder | hub:REPO::FILE@REV.")] = "margin",
+    replay: Annotated[
+        bool,
+        typer.Option(
+            "--replay", help="Rebuild the prompts from the transcripts: any model, any run, the public runner's files."
+        ),
+    ] = False,
     cases: Cases = "ours",
     contrast: Contrast = "Yes/No",
     spaces: Spaces = "lead",
@@ -29,6 +35,8 @@ def rounds(
 ) -> None:
     """Read a yes-minus-no margin at named moments of every round, layer by layer.
 
+    The token ids are those the rounds were played with (turns_*.jsonl); with --replay they are rebuilt from the transcripts,
+    which is off-policy unless the model is the run's agent.
     Moments: gate, before_reply, reply_mean, reply_last, claim, action, elicited (runs played with --elicit). Writes
     signals.parquet and signals.json. Pair them with the lie labels: klb-probe pair.
     """
@@ -43,22 +51,35 @@ def rounds(
     from klb_probe.cases.sources import load_cases
     from klb_probe.dialogue.trajectory import read_folder
     from klb_probe.models.load import load_model
-    from klb_probe.signals.from_files import check_same_model, closing_tools, read_rounds, sidecar_rounds
+    from klb_probe.signals.from_files import (
+        check_same_model,
+        closing_tools,
+        read_rounds,
+        replayed_rounds,
+        sidecar_rounds,
+    )
+    from klb_probe.signals.replay import policy_of
     from klb_probe.signals.signals_file import signals_file
 
     files = read_folder(run)
     domains = {one.policy.domain: one for one in load_cases(cases, [file.run_meta["domain"] for file in files])}
     loaded = load_model(model, device=device, dtype=dtype, revision=revision, hooks=hooks or ())
-    for file in files:
-        check_same_model(file, loaded)
+    if not replay:
+        for file in files:
+            check_same_model(file, loaded)
+    policies = {policy_of(file.run_meta, loaded) for file in files} if replay else {"on"}
+    source = {"source": "replay" if replay else "sidecar", "policy": policies.pop() if len(policies) == 1 else "mixed"}
     lenses, about = open_lenses(loaded, lens, contrast, spaces, reduce)
     if overwrite:
         clear(folder, (SIGNALS, MANIFEST))
     bar = tqdm(total=sum(len(file.rows) for file in files), desc="reading", unit="round", disable=None)
-    with bar, signals_file(folder, {"source": "sidecar", "policy": "on", **about}) as writer:
+    with bar, signals_file(folder, {**source, **about}) as writer:
         for file in files:
-            tools = closing_tools(domains[file.run_meta["domain"]])
-            read_rounds(loaded, lenses, sidecar_rounds(file), tools, writer, lambda _: bar.update())
+            domain = domains[file.run_meta["domain"]]
+            found = replayed_rounds(file, domain, loaded, writer) if replay else sidecar_rounds(file)
+            read_rounds(loaded, lenses, found, closing_tools(domain), writer, lambda _: bar.update())
+    if replay:
+        typer.echo(f"replay, {source['policy']}-policy: {loaded.name} reads what {files[0].run_meta['agent']['model']} wrote")
     typer.echo("\n".join(summary(writer, folder)))
 
 

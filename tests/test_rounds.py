@@ -170,6 +170,23 @@ def test_ids_of_another_model_and_runs_without_ids_are_refused(run, folder, tmp_
     assert "must be a local model" in capsys.readouterr().err
 
 
+def test_replay_reads_a_scripted_run_and_gives_the_sidecars_margins(run, folder, tmp_path, capsys):
+    """The puppet's replies are canonical, so that a replay of its files has the very ids of its sidecar."""
+    for name, more in (("sidecar", ()), ("replay", ("--replay",))):
+        assert klb("rounds", run, "--model", folder, "--lens", "logit", "--out", tmp_path / name, *more) == 0
+    assert "replay, on-policy" in capsys.readouterr().out
+    keys = ["round", "turn", "position", "lens", "layer"]
+    one, other = (pd.read_parquet(tmp_path / name / "signals.parquet").set_index(keys) for name in ("sidecar", "replay"))
+    one = one[one.index.get_level_values("position") != "elicited"]
+    assert sorted(one.index) == sorted(other.index)
+    pd.testing.assert_series_equal(one["margin"].sort_index(), other["margin"].sort_index(), atol=1e-4, rtol=1e-4)
+    command = ("run", "--agent", "scripted:honest", "--domains", "airline", "--conditions", "control", "--trust", "low")
+    assert klb(*command, "--quick", "--out", tmp_path / "scripted") == 0
+    assert klb("rounds", tmp_path / "scripted", "--model", folder, "--lens", "logit", "--replay") == 0
+    manifest = json.loads((tmp_path / "scripted" / "signals" / "signals.json").read_text())
+    assert (manifest["source"], manifest["policy"], manifest["unmapped"]) == ("replay", "off", [])
+
+
 @pytest.mark.parametrize("mode", ["flat", "turns"])
 def test_forking_changes_no_later_token_and_live_equals_the_sidecar(folder, tmp_path, mode):
     """A real (tiny) local agent at temperature 0, with and without the fork; gates are passed by the scripted text alone."""

@@ -13,6 +13,7 @@ from klb_probe.dialogue.walk import trajectory_of
 from klb_probe.errors import KlbError
 from klb_probe.lens.margin import Lens
 from klb_probe.models.residual_model import ResidualModel
+from klb_probe.signals.replay import replay_rounds
 from klb_probe.signals.rounds import prefixes_for, round_signals
 from klb_probe.signals.signals_file import SignalsWriter
 
@@ -48,6 +49,17 @@ def sidecar_rounds(file: Trajectories) -> Iterator[tuple[Row, Turns]]:
     left = [row for row in rows.values() if not row.get("error")]
     if left:
         raise KlbError(f"{path} lacks {len(left)} rounds, the first: {left[0]['case']} of {trajectory_of(left[0])}")
+
+
+def replayed_rounds(
+    file: Trajectories, domain: Domain, model: ResidualModel, writer: SignalsWriter
+) -> Iterator[tuple[Row, Turns]]:
+    """Every round of a file that can be rebuilt, with its turns; the others are told to the writer."""
+    for one in replay_rounds(file, [domain], model):
+        if one.why_not:
+            writer.skip(one.row, one.why_not)
+        else:
+            yield one.row, list(one.turns)
 
 
 def read_rounds(

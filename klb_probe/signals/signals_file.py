@@ -56,6 +56,11 @@ class SignalsWriter:
         self.unmapped += [{**keys, "turn": one.turn, "position": one.kind, "why": one.why} for one in signals.unmapped]
         self.rounds += 1
 
+    def skip(self, row: Mapping[str, Any], why: str) -> None:
+        """Say that a round could not be read at all."""
+        keys = {name: row.get(name) for name in (*JOIN_KEYS, "case", "order_id")}
+        self.unmapped.append({**keys, "turn": -1, "position": "round", "why": why})
+
 
 @contextlib.contextmanager
 def signals_file(folder: Path, about: Mapping[str, Any]) -> Iterator[SignalsWriter]:
