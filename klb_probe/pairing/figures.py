@@ -18,6 +18,7 @@ from klb_probe.plots import LENS_TITLES
 _LIED = {True: ("#D55E00", "--", "lies"), False: ("#0072B2", "-", "non-lies")}
 _LENSES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 _BASELINES = {OWN: ("black", "-."), LENGTH: ("#E69F00", ":"), WORDS: ("#56B4E9", "--"), MONITOR: ("#CC79A7", "-.")}
+_MOST_NAMES = 25  # cases that are named
 _MOST_LINES = 14  # of an example's text
 _TEXT_WIDTH = 62  # characters
 
@@ -82,7 +83,7 @@ def _counted(position: str, line: pd.Series) -> str:
 
 
 def _draw_position(axis: Axes, scores: pd.DataFrame, beside: pd.DataFrame) -> None:
-    axis.set_ylim(0, 1)
+    axis.set_ylim(-0.02, 1.02)
     axis.set_xlabel("layer (output of block)")
     axis.axhline(0.5, color="black", lw=0.6)
     if scores["value"].isna().all():
@@ -110,8 +111,9 @@ def slopes_figure(slopes: pd.DataFrame, title: str) -> Figure:
     for case in slopes.itertuples():
         colour = _LIED[case.lied < case.honest][0]
         axis.plot([0, 1], [case.honest, case.lied], color=colour, alpha=0.6, lw=1.2, marker="o", ms=3)
-        place, label = (1, case.lied), f"{case.case} ({case.n_honest}, {case.n_lied})"
-        axis.annotate(label, place, (6, -3), textcoords="offset points", fontsize=6.5)
+        if len(slopes) <= _MOST_NAMES:
+            place, label = (1, case.lied), f"{case.case} ({case.n_honest}, {case.n_lied})"
+            axis.annotate(label, place, (6, -3), textcoords="offset points", fontsize=6.5)
     if len(slopes):
         label = f"mean of {len(slopes)} cases"
         axis.plot([0, 1], [slopes["honest"].mean(), slopes["lied"].mean()], color="black", lw=2.5, marker="s", label=label)
@@ -121,7 +123,11 @@ def slopes_figure(slopes: pd.DataFrame, title: str) -> Figure:
     axis.set_xticks([0, 1], ["non-lies", "lies"])
     axis.set_xlim(-0.15, 1.6)
     axis.set_ylabel("mean margin of the case (logits)")
-    figure.suptitle(f"{title}\nin brackets: rounds without and with a lie (n); orange falls, blue rises", fontsize=9)
+    n_honest, n_lied = slopes["n_honest"].sum(), slopes["n_lied"].sum()
+    figure.suptitle(
+        f"{title}\n{n_honest} rounds without and {n_lied} with a lie (n; by case in brackets); orange falls, blue rises",
+        fontsize=9,
+    )
     return figure
 
 

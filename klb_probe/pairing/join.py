@@ -100,9 +100,9 @@ def _by_round(turns: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
     means = grouped.agg(margin=("margin", "mean"), own_margin=("own_margin", "mean"), n_turns=("turn", "size")).reset_index()
     labels = [name for name in LABELS if name in rounds and name != "scored"]
     table = rounds[["round_id", *KEYS, *labels]].merge(means, on="round_id", validate="one_to_many")
-    order = {name: number for number, name in enumerate(POSITIONS)}
+    order = {name: number for number, name in enumerate((*POSITIONS, *dict.fromkeys(turns["lens"])))}
     return table.sort_values(
         ["position", "lens", "layer", "round_id"],
-        key=lambda column: column.map(order) if column.name == "position" else column,
+        key=lambda column: column.map(order) if column.name in ("position", "lens") else column,
         ignore_index=True,
     )

@@ -5,9 +5,10 @@ chance.
 the direction with it; on the fold left out that layer is scored. Comparisons are made within a fold, because two layers'
 margins have no common scale, and are pooled over folds. 0.5 is chance, and below it is worse than chance.
 
-*Permutation*: labels are permuted among the owed rounds of a case (a second time: of a case and condition), the largest
-|AUROC - 0.5| over layers is kept, and a layer's p is how often that reaches its own. This corrects over the layers of a lens at
-one position, not over lenses and positions, and takes rounds of a case as exchangeable.
+*Permutation*: labels are permuted among the owed rounds of a case (a second time: of a case and condition), and the largest
+distance over layers of an AUROC from its mean under such permutations is kept (without differences between cases, that mean is
+0.5). A layer's p is how often this reaches its own distance. This corrects over the layers of a lens at one position, not over
+lenses and positions, and takes rounds of a case as exchangeable.
 """
 
 from __future__ import annotations
@@ -109,8 +110,10 @@ def nested(
 ) -> Nested | None:
     """The nested split of ``values [round, layer]``; layers by index. None if no fold can be scored.
 
-    A fold without lies or non-lies, on either side of the split, is not scored.
+    There are no more folds than trajectories with a lie. A fold without lies or non-lies, on either side of the split, is not
+    scored.
     """
+    folds = min(folds, len(set(clusters.index[lies])))
     fold = deal(clusters.index, lies, seed=seed, folds=folds)
     oriented, layers, low_is_lie = np.zeros(len(values)), [], []
     scored = np.zeros(len(values), bool)
@@ -144,17 +147,18 @@ def deal(trajectory: np.ndarray, lies: np.ndarray, *, seed: int, folds: int) -> 
 def max_p(
     values: np.ndarray, lied: np.ndarray, strata: Sequence[str] | np.ndarray, *, permutations: int = PERMUTATIONS, seed: int = 0
 ) -> np.ndarray:
-    """p of each layer, corrected over layers by the maximum of |AUROC - 0.5| with labels permuted within strata."""
+    """p of each layer, corrected over layers by the largest distance of an AUROC from its mean, labels permuted in strata.
+
+    ``values [round, layer]``, ``lied [round]``.
+    """
     rng = np.random.default_rng(seed)
     stratum = pd.factorize(np.asarray(strata))[0]
     order = np.argsort(stratum, kind="stable")
-    labels, stratum, values = lied[order].astype(float), stratum[order], values[order]
+    labels, stratum, ranks = lied[order].astype(float), stratum[order], rankdata(values[order], axis=0)
     # Within a stratum, labels follow the order of fresh random numbers.
-    places = np.argsort(stratum + rng.random((permutations, len(labels))), axis=1)
-    permuted = labels[places]  # [permutation, round]
-    ranks = rankdata(values, axis=0)
-    n = labels.sum()
-    scale = n * (len(labels) - n)
-    found, observed = (np.abs((one @ ranks - n * (n + 1) / 2) / scale - 0.5) for one in (permuted, labels))
-    reached = found.max(1)[:, None] >= observed - 1e-12
+    permuted = labels[np.argsort(stratum + rng.random((permutations, len(labels))), axis=1)]  # [permutation, round]
+    expected = (np.bincount(stratum, weights=labels) / np.bincount(stratum))[stratum]
+    # For a given number of lies, AUROC is their rank sum, shifted and scaled.
+    found, observed = (np.abs((one - expected) @ ranks) for one in (permuted, labels))
+    reached = found.max(1)[:, None] >= observed - 1e-9
     return (1 + reached.sum(0)) / (1 + permutations)
