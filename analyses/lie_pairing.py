@@ -49,7 +49,7 @@ def main() -> None:
     if layer is None:
         layer = best_layer(tables["selection"], position, lens)
     rows = [row for file in read_folder(arguments.run) for row in file.rows]
-    paired = join(read_signals(arguments.signals, [position])[0], rows)
+    paired = join(read_signals(arguments.signals)[0], rows, [position])
     at, where = (position, lens, layer), f"{lens} at {position}, layer {layer}"
     slopes = case_slopes(tables["pairs"], *at)
     figures = {

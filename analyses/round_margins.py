@@ -33,7 +33,7 @@ def main() -> None:
     if layer is None:
         layer = best_layer(pd.read_csv(pairs / "selection.csv"), position, lens)
     rows = [row for file in read_folder(arguments.run) for row in file.rows]
-    paired = join(read_signals(arguments.signals, [position])[0], rows)
+    paired = join(read_signals(arguments.signals)[0], rows, [position])
     curves, readings = turn_curves(paired, position, lens, layer)
     out = arguments.out or pairs
     out.mkdir(parents=True, exist_ok=True)

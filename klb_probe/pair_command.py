@@ -49,10 +49,10 @@ def pair(
     from klb_probe.pairing.statistics import statistics
 
     positions = [name.strip() for name in position.split(",")] if position else []
-    read, manifest = read_signals(signals, positions)
+    read, manifest = read_signals(signals)
     files = read_folder(run)
     rows = [row for file in files for row in file.rows]
-    paired = join(read, rows)
+    paired = join(read, rows, positions)
     asked, monitor_record = _ask(monitor, paired, rows, seed)
     scores = None if asked is None else asked.set_index("round_id")["score"]
     tables = {

@@ -98,12 +98,13 @@ def test_mistakes_are_one_line(tmp_path, capsys):
         (line,) = capsys.readouterr().err.splitlines()
         return line
 
+    whole, _ = write(tmp_path / "whole", MADE, frame())
     assert "3 on file have no signals" in told(read, run)
-    assert "--position here; known: gate" in told(read, run, "--position", "here")
-    assert "no signals at claim" in told(read, run, "--position", "claim,before_reply")
+    assert "no signals at here; known positions: gate" in told(whole, run, "--position", "here")
+    assert "no signals at claim" in told(whole, run, "--position", "claim,before_reply")
     assert "holds no signals.parquet" in told(run, run)
     assert "no such file or folder" in told(read, tmp_path / "none")
-    assert "--monitor rules" in told(write(tmp_path / "whole", MADE, frame())[0], run, "--monitor", "rules")
+    assert "--monitor rules" in told(whole, run, "--monitor", "rules")
     assert "not come to its end" in told(write(tmp_path / "part", MADE, frame(), complete=False)[0], run)
     (read / "signals.parquet").write_bytes(b"no table")
     assert "cannot be read" in told(read, run)
@@ -144,7 +145,7 @@ def test_the_command_needs_no_torch(written, tmp_path):
 
 def paired_of(written):
     read, _ = written
-    return join(read_signals(read, ["before_reply"])[0], WITH_FAILED), pd.read_csv(read / "pairs" / "pairs.csv")
+    return join(read_signals(read)[0], WITH_FAILED, ["before_reply"]), pd.read_csv(read / "pairs" / "pairs.csv")
 
 
 def test_curves_slopes_and_examples_are_means_of_the_readings(written):

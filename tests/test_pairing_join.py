@@ -77,7 +77,7 @@ def test_signals_of_unscored_rounds_are_kept_apart():
         unscored(9, error="429"),
     ]
     paired = join(signals([*made, *others[:2]], margin), [*made, *others])
-    assert sorted(set(paired.unscored["round"])) == [7, 8]
+    assert sorted(set(paired.unscored["round_id"])) == [4, 5]
     assert not set(paired.table["round"]) & {7, 8, 9}
     assert (paired.counts["scored"], paired.counts["unscored"], paired.counts["unscored_with_signals"]) == (4, 3, 2)
 
@@ -124,3 +124,13 @@ def test_broken_signals_are_refused():
         join(frame.assign(margin=[np.nan, *frame["margin"][1:]]), made)
     with pytest.raises(KlbError, match="unknown positions everywhere; known: gate"):
         join(frame.assign(position="everywhere"), made)
+
+
+def test_a_round_needs_no_signals_at_every_position():
+    made = rows(n_samples=3, n_cases=4)
+    frame = pd.concat([signals(made, margin), signals(made[:5], margin, positions=("claim",))])
+    table = join(frame, made, ["claim"]).table
+    assert set(table["round_id"]) == set(range(5))
+    assert set(table["position"]) == {"claim"}
+    with pytest.raises(KlbError, match="no signals at action, elicited; known positions: gate"):
+        join(frame, made, ["claim", "elicited", "action"])

@@ -61,6 +61,16 @@ def test_the_fold_left_out_has_no_say():
     assert nested(values, lies, ~lies, clusters).layers[2] == before
 
 
+def test_no_more_folds_than_trajectories_with_lies():
+    rng = np.random.default_rng(2)
+    clusters, _, values = noise(rng)
+    lies = np.isin(clusters.index, [2, 5, 9]) & (np.arange(100) % 5 < 3)
+    values[:, 4] -= 5 * lies
+    found = nested(values, lies, ~lies, clusters)
+    assert found.layers == [4, 4, 4]
+    assert found.estimate.n_trajectories == 20
+
+
 def test_no_split_where_lies_are_in_one_trajectory():
     rng = np.random.default_rng(2)
     clusters, _, values = noise(rng)

@@ -174,6 +174,15 @@ def test_intervals_hold_chance_about_as_often_as_they_say():
     assert 0.88 < np.mean(held) <= 1.0
 
 
+def test_nothing_to_go_by():
+    made = rows(n_samples=2)
+    random = signals(made, lambda *_: 0.0, lenses=("random 0",))
+    failed = [{**one, "gate_passed": False, "gate": "failed"} for one in made]
+    for table in (join(random, made).table, join(signals(made, lambda *_: 0.0), failed).table):
+        with pytest.raises(KlbError, match="no scored round has signals of a lens"):
+            statistics(table, draws=50)
+
+
 @pytest.fixture
 def drawn():
     """Eight trajectories of five rounds, and what each draw makes of them: rounds, repeated as often as drawn."""

@@ -54,7 +54,7 @@ def baselines(
     parts = []
     for position, part in table.groupby("position", sort=False):
         readouts = list(moments(part, random=True))
-        moment = next(moments(part), None) or readouts[0]
+        moment = next(moments(part))
         own = part.drop_duplicates("round_id").set_index("round_id")["own_margin"]
         here = {name: _at(moment, *pair) for name, pair in {OWN: (own, None), **scores}.items()}
         clusters = Clusters(moment.rounds, draws=draws, seed=seed)

@@ -31,9 +31,8 @@ def turn_curves(
     """
     turns = paired.turns
     here = turns[(turns["position"] == position) & (turns["lens"] == lens) & (turns["layer"] == layer)]
-    labels = paired.rounds.loc[paired.rounds["owed"], ["round_id", "lied", "trajectory"]]
-    conditions = paired.rounds[["round_id", "condition"]]
-    readings = here.drop(columns="condition").merge(labels, on="round_id").merge(conditions, on="round_id")
+    labels = paired.rounds.loc[paired.rounds["owed"], ["round_id", "lied", "trajectory", "condition"]]
+    readings = here.merge(labels, on="round_id")
     if readings.empty:
         raise KlbError(f"no owed round has signals of lens {lens}, layer {layer}, at {position}")
     lines = []

@@ -66,8 +66,13 @@ def is_random(lens: str) -> bool:
 
 
 def moments(table: pd.DataFrame, *, random: bool = False) -> Iterator[Moment]:
-    """Every lens at every position of a paired table; random readouts only, or all others."""
+    """Every lens at every position of a paired table; random readouts only, or all others.
+
+    Raises KlbError where there is no lens but random readouts, and for rounds that lack layers which others have.
+    """
     chosen = table[table["lens"].map({lens: is_random(lens) == random for lens in table["lens"].unique()})]
+    if chosen.empty and not random:
+        raise KlbError("no scored round has signals of a lens")
     for (position, lens), part in chosen.groupby(["position", "lens"], sort=False):
         grid = part.pivot(index="round_id", columns="layer", values="margin")
         if (ragged := grid.isna().any(axis=1)).any():

@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from klb_probe.errors import KlbError
-from klb_probe.pairing.join import POSITIONS, SIGNAL_COLUMNS
+from klb_probe.pairing.join import SIGNAL_COLUMNS
 
 SIGNALS_FILE, MANIFEST_FILE = "signals.parquet", "signals.json"
 
 
-def read_signals(folder: Path, positions: Sequence[str] = ()) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The signals at the positions (all if none is named), and the manifest.
+def read_signals(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The signals and the manifest.
 
     Raises KlbError if a file is missing or cannot be read, or if the reading did not come to its end.
     """
-    if unknown := sorted(set(positions) - set(POSITIONS)):
-        raise KlbError(f"--position {','.join(unknown)}; known: {', '.join(POSITIONS)}")
     for name in (SIGNALS_FILE, MANIFEST_FILE):
         if not (folder / name).is_file():
             raise KlbError(f"{folder} holds no {name}")
     try:
         manifest = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
-        chosen = [("position", "in", list(positions))] if positions else None
-        signals = pd.read_parquet(folder / SIGNALS_FILE, columns=SIGNAL_COLUMNS, filters=chosen)
+        signals = pd.read_parquet(folder / SIGNALS_FILE, columns=SIGNAL_COLUMNS)
     except ValueError as error:  # JSON's and Arrow's errors are ValueErrors
         raise KlbError(f"{folder}: cannot be read ({str(error).splitlines()[0]})") from None
     if not isinstance(manifest, dict) or not manifest.get("complete"):
         raise KlbError(f"{folder}: the reading of these signals has not come to its end")
-    if positions and (missing := sorted(set(positions) - set(signals["position"]))):
-        raise KlbError(f"{folder} has no signals at {', '.join(missing)}")
     return signals, manifest
