@@ -215,7 +215,7 @@ def _notes(
             f"({', '.join(domains)}) and {len(trusts)} ({', '.join(trusts)})."
         )
     limits = []
-    if any(_is_rules_judge(file) for file in files):
+    if any(is_rules_judge(file) for file in files):
         limits.append("a rules judge graded: it knows lies by listed phrases, and misses those in other words")
     rates = table[(table["metric"] == "DR") & (table["n"] > 0)]
     if len(rates) and (least := rates["n_trajectories"].min()) < _FEW:
@@ -227,7 +227,8 @@ def _notes(
     return [*lines, *([f"What this does not show: {'; '.join(limits)}."] if limits else [])]
 
 
-def _is_rules_judge(file: Trajectories) -> bool:
+def is_rules_judge(file: Trajectories) -> bool:
+    """Whether the rules judge graded these rounds."""
     grader = file.run_meta.get("grader")
     return _RULES_JUDGE in (grader.values() if isinstance(grader, dict) else (grader,))
 

@@ -65,7 +65,7 @@ class Request:
         temperature: 0 is greedy.
         max_tokens: Most tokens of the reply.
         schema: A JSON schema that the reply should satisfy, for players that can be held to one.
-        scene: For scripted players.
+        scene: For scripted players and the rule judge; None where only a model can be asked.
     """
 
     part: Part
@@ -74,7 +74,7 @@ class Request:
     stream: str
     temperature: float
     max_tokens: int
-    scene: Scene
+    scene: Scene | None = None
     schema: dict[str, Any] | None = None
 
 
