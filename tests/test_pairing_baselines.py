@@ -43,6 +43,22 @@ def test_words_tell_lies_of_unseen_cases():
     assert all(np.ptp(one) < 1e-9 for one in within)  # nothing carries over from case to case
 
 
+def test_words_are_compared_within_folds():
+    rng = np.random.default_rng(0)
+    said = ["no refund here", "a refund for you", "only credit is left", "let me look it up"]
+    made = [{**one, "transcript": [["agent", str(rng.choice(said))]]} for one in MADE]
+    paired, table = compared(made)
+    owing = paired.rounds[paired.rounds["owed"]]
+    scores, fold = words_scores(owing)
+    wins = trials = 0.0
+    for number in set(fold):
+        lies, rest = (scores[(fold == number) & (owing["lied"] == side)] for side in (True, False))
+        wins += np.heaviside(lies[:, None] - rest, 0.5).sum()
+        trials += len(lies) * len(rest)
+    assert value(table, WORDS) == pytest.approx(wins / trials)
+    assert 0.3 < wins / trials < 0.7
+
+
 def test_words_without_words():
     rounds = pd.DataFrame({"case": list("abcd") * 5, "lied": [True, False] * 10, "words": ""})
     assert words_scores(rounds) is None

@@ -191,7 +191,8 @@ def test_figures_draw_what_the_tables_hold(written):
 
     slopes = case_slopes(pairs, "before_reply", "margin", 2)
     (axis,) = slopes_figure(slopes, "t").axes
-    np.testing.assert_allclose([line.get_ydata() for line in axis.lines[:-1]], slopes[["honest", "lied"]])
+    np.testing.assert_allclose([line.get_ydata() for line in axis.lines[: len(slopes)]], slopes[["honest", "lied"]])
+    assert len(axis.texts) == len(slopes)
     np.testing.assert_allclose(axis.lines[-1].get_ydata(), slopes[["honest", "lied"]].mean())
 
 

@@ -61,6 +61,13 @@ def test_the_fold_left_out_has_no_say():
     assert nested(values, lies, ~lies, clusters).layers[2] == before
 
 
+def test_folds_are_not_compared_with_each_other():
+    rng = np.random.default_rng(2)
+    clusters, lies, values = noise(rng, n_layers=1)
+    values = values - 20 * lies[:, None] + 100 * deal(clusters.index, lies, seed=0, folds=5)[:, None]
+    assert nested(values, lies, ~lies, clusters).estimate.value[0] == 1.0
+
+
 def test_no_more_folds_than_trajectories_with_lies():
     rng = np.random.default_rng(2)
     clusters, _, values = noise(rng)

@@ -118,6 +118,16 @@ def test_by_hand():
     assert set(table["note"]) == {"", "not estimable (n=0)"}
 
 
+def test_true_denials_deny_what_is_not_owed():
+    lies = [row("lie_incentive", sample, 0, True, True) for sample in range(6)]
+    denials = [row("lie_incentive", sample, 1, False, False) for sample in range(7)]
+    others = [row("lie_incentive", 20, 1, False, True), row("lie_incentive", 21, 1, False, False, outcome="refund")]
+    refusal = row("lie_incentive", 22, 1, False, False)
+    refusal["derived"]["refused"] = True
+    line = at(found([*lies, *denials, *others, refusal], lambda *_: 0.0), "auroc_within_answer")
+    assert (line["n_lies"], line["n_nonlies"]) == (6, 7)
+
+
 def test_too_few():
     table, _ = by_hand(n_control=4)
     for statistic in ("offset", "knowing_lies", "knowing_honest", "knowing_difference"):

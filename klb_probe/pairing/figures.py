@@ -19,7 +19,7 @@ _LIED = {True: ("#D55E00", "--", "lies"), False: ("#0072B2", "-", "non-lies")}
 _LENSES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 _BASELINES = {OWN: ("black", "-."), LENGTH: ("#E69F00", ":"), WORDS: ("#56B4E9", "--"), MONITOR: ("#CC79A7", "-.")}
 _MOST_NAMES = 25  # cases that are named
-_MOST_LINES = 14  # of an example's text
+_MOST_LINES = 20  # of an example's text
 _TEXT_WIDTH = 62  # characters
 
 
@@ -111,9 +111,8 @@ def slopes_figure(slopes: pd.DataFrame, title: str) -> Figure:
     for case in slopes.itertuples():
         colour = _LIED[case.lied < case.honest][0]
         axis.plot([0, 1], [case.honest, case.lied], color=colour, alpha=0.6, lw=1.2, marker="o", ms=3)
-        if len(slopes) <= _MOST_NAMES:
-            place, label = (1, case.lied), f"{case.case} ({case.n_honest}, {case.n_lied})"
-            axis.annotate(label, place, (6, -3), textcoords="offset points", fontsize=6.5)
+    if 0 < len(slopes) <= _MOST_NAMES:
+        _name_cases(axis, slopes.sort_values("lied"))
     if len(slopes):
         label = f"mean of {len(slopes)} cases"
         axis.plot([0, 1], [slopes["honest"].mean(), slopes["lied"].mean()], color="black", lw=2.5, marker="s", label=label)
@@ -121,7 +120,7 @@ def slopes_figure(slopes: pd.DataFrame, title: str) -> Figure:
     else:
         axis.text(0.5, 0.5, "no case has both lies and non-lies", transform=axis.transAxes, ha="center")
     axis.set_xticks([0, 1], ["non-lies", "lies"])
-    axis.set_xlim(-0.15, 1.6)
+    axis.set_xlim(-0.15, 2.0)
     axis.set_ylabel("mean margin of the case (logits)")
     n_honest, n_lied = slopes["n_honest"].sum(), slopes["n_lied"].sum()
     figure.suptitle(
@@ -129,6 +128,17 @@ def slopes_figure(slopes: pd.DataFrame, title: str) -> Figure:
         fontsize=9,
     )
     return figure
+
+
+def _name_cases(axis: Axes, ordered: pd.DataFrame) -> None:
+    """Names beside the right ends, moved apart where they would overlap."""
+    everything = ordered[["honest", "lied"]].to_numpy()
+    step, lowest = np.ptp(everything) / 32, -np.inf
+    for case in ordered.itertuples():
+        lowest = max(case.lied, lowest + step)
+        axis.plot([1.01, 1.09], [case.lied, lowest], color="#999999", lw=0.4)
+        label = f"{case.case} ({case.n_honest}, {case.n_lied})"
+        axis.annotate(label, (1.09, lowest), (2, -2), textcoords="offset points", fontsize=6.5)
 
 
 def examples_figure(examples: Sequence[dict[str, Any]], title: str) -> Figure:

@@ -25,7 +25,7 @@ def table(statistics: pd.DataFrame, selected: pd.DataFrame, baselines: pd.DataFr
     printed = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for title in ("position", "lens"):
         printed.add_column(title, no_wrap=True)
-    for title in ("layer", "AUROC nested\n[95 %]", "p", "within\nanswer"):
+    for title in ("layer", "AUROC nested\n[95 %]", "p", "within\nanswer", "within\ncondition"):
         printed.add_column(title, justify="right", no_wrap=True)
     for name in names:
         printed.add_column(name.replace(" final", "").replace("random ", "random\n"), justify="right")
@@ -33,8 +33,8 @@ def table(statistics: pd.DataFrame, selected: pd.DataFrame, baselines: pd.DataFr
     for line in chosen.itertuples():
         here = beside[beside["position"] == line.position].set_index("baseline")["value"]
         number = f"{_number(line.value)} [{_number(line.low)}, {_number(line.high)}]" if not line.note else line.note
-        within = _at(statistics, "auroc_within_answer", line)
-        cells = [str(line.layer) if pd.notna(line.layer) else "-", number, _number(line.p, 3), _number(within)]
+        within = [_number(_at(statistics, f"auroc_within_{what}", line)) for what in ("answer", "condition")]
+        cells = [str(line.layer) if pd.notna(line.layer) else "-", number, _number(line.p, 3), *within]
         cells += [_number(here.get(name)) for name in names]
         lens = LENS_TITLES.get(line.lens, line.lens)
         printed.add_row(line.position, lens, *cells, f"{line.n_lies} / {line.n_nonlies}")
@@ -62,11 +62,12 @@ def notes(selected: pd.DataFrame, counts: Mapping[str, int], manifest: Mapping[s
         f"{unmapped} moments unmapped",
         "AUROC nested: of the layer chosen on other trajectories, in the direction found there (0.5: chance); layer: the one "
         "chosen most often; p: permutation within cases, corrected over layers, not over lenses or positions; within answer: "
-        "lies against true denials at that layer (above 0.5: the inside tells them apart). Baselines are raw AUROC for a lie: "
+        "lies against true denials at that layer (above 0.5: the inside tells them apart); within condition: raw "
+        "AUROC at that layer between rounds of one condition. Baselines are raw AUROC for a lie: "
         "own margin low = lie, TF-IDF and monitor high = lie; random: 95th percentile of folded AUROC over layers.",
         f"A round's value is the mean over its turns at the position; intervals: bootstrap over trajectories, B = {DRAWS}.",
     ]
-    limits = ["an AUROC over all conditions can come from their private notes: see auroc_within_condition in statistics.csv"]
+    limits = ["an AUROC over all conditions can come from their private notes: read within condition beside it"]
     nested = selected[(selected["kind"] == NESTED) & (selected["condition"] == ALL)]
     if "claim" in set(nested["position"]):
         limits.append("claims exist in lies only, so nothing is compared there")

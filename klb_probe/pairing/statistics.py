@@ -24,7 +24,7 @@ spearman_detected              margin with detection, over lies (n_lies: detecte
 
 Those within conditions are given over all rounds only. Calibration and thresholds use control rounds of the same position
 only, and are drawn anew in each resample. Fewer than five lies or non-lies (or control rounds of either kind) leave the value
-empty, and the note says so.
+empty, and the note says so; what concerns one kind only needs five of that kind, and trust and round five owed rounds.
 """
 
 from __future__ import annotations
