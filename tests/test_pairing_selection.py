@@ -9,7 +9,7 @@ from planted_signals import lied, rows, signals
 
 from klb_probe.pairing.clusters import Clusters
 from klb_probe.pairing.join import join
-from klb_probe.pairing.selection import LAYER, NESTED, deal, max_p, nested, selection
+from klb_probe.pairing.selection import LAYER, NESTED, deal, max_p, nested, selection, units
 from klb_probe.signals.statistics import plain_auroc
 
 
@@ -50,6 +50,20 @@ def test_folds_hold_whole_trajectories_and_share_out_the_lies():
     assert all(len(set(fold[trajectory == one])) == 1 for one in range(12))
     assert {int(lies[fold == number].sum()) for number in range(5)} == {1}
     assert set(np.bincount(fold) // 4) <= {2, 3}
+
+
+def test_what_a_case_alone_gives_is_chance_and_not_worse():
+    """Every case once with a lie and once without, margins alike: parted, the two would count against each other."""
+    rng = np.random.default_rng(4)
+    domain, condition, case = (part.reshape(-1) for part in np.indices((8, 2, 6)))
+    rounds = pd.DataFrame({"trajectory": 2 * domain + condition, "domain": domain, "condition": "any"})
+    values, lies = rng.standard_normal((48, 10))[6 * domain + case], condition == 1
+    clusters = Clusters(rounds, draws=10)
+    together = nested(values, lies, ~lies, clusters, units(rounds, lies, ~lies, clusters)).estimate.value[0]
+    assert together == pytest.approx(0.5)
+    assert nested(values, lies, ~lies, clusters).estimate.value[0] < 0.45
+    alone = rounds[domain == 0]
+    assert (units(alone, lies[domain == 0], ~lies[domain == 0], Clusters(alone, draws=10)) == [0] * 6 + [1] * 6).all()
 
 
 def test_the_fold_left_out_has_no_say():

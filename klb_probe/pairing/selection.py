@@ -1,9 +1,12 @@
 """Which layer to read, without looking at the rounds it is judged on; and how often the best of many layers is that good by
 chance.
 
-*Nested split*: trajectories are dealt into folds. On all folds but one the layer with the largest |AUROC - 0.5| is chosen, and
-the direction with it; on the fold left out that layer is scored. Comparisons are made within a fold, because two layers'
-margins have no common scale, and are pooled over folds. 0.5 is chance, and below it is worse than chance.
+*Nested split*: trajectories are dealt into folds, those of one domain together where there are several domains: the same case
+is played once a condition, and with its lie in one fold and its non-lie in another, what the case alone gives to a margin would
+count for one label in training and for the other where it is scored. On all folds but one the layer with the largest
+|AUROC - 0.5| is chosen, and the direction with it; on the fold left out that layer is scored. Comparisons are made within a
+fold, because two layers' margins have no common scale, and are pooled over folds. 0.5 is chance, and below it is worse than
+chance.
 
 *Permutation*: labels are permuted among the owed rounds of a case (a second time: of a case and condition), and the largest
 distance over layers of an AUROC from its mean under such permutations is kept (without differences between cases, that mean is
@@ -87,7 +90,8 @@ def _lines(
     strata = case, np.char.add(np.char.add(case, "\n"), condition)
     p, p_within = (max_p(moment.values[owed], lies[owed], one, permutations=permutations, seed=seed) for one in strata)
     best = int(np.abs(scores - 0.5).argmax())
-    split = nested(moment.values, lies, owed & ~lies, clusters, seed=seed, folds=folds)
+    together = units(moment.rounds, lies, owed & ~lies, clusters)
+    split = nested(moment.values, lies, owed & ~lies, clusters, together, seed=seed, folds=folds)
     first = {**empty, "p": p.min(), "p_within_condition": p_within.min()}
     first |= {"naive_layer": moment.layers[best], "naive_auroc": max(scores[best], 1 - scores[best])}
     if split is None:
@@ -106,15 +110,23 @@ def _lines(
 
 
 def nested(
-    values: np.ndarray, lies: np.ndarray, honest: np.ndarray, clusters: Clusters, *, seed: int = 0, folds: int = FOLDS
+    values: np.ndarray,
+    lies: np.ndarray,
+    honest: np.ndarray,
+    clusters: Clusters,
+    together: np.ndarray | None = None,
+    *,
+    seed: int = 0,
+    folds: int = FOLDS,
 ) -> Nested | None:
     """The nested split of ``values [round, layer]``; layers by index. None if no fold can be scored.
 
-    There are no more folds than trajectories with a lie. A fold without lies or non-lies, on either side of the split, is not
-    scored.
+    ``together [round]`` numbers what may not be parted (trajectories by default). There are no more folds than such units with
+    a lie. A fold without lies or non-lies, on either side of the split, is not scored.
     """
-    folds = min(folds, len(set(clusters.index[lies])))
-    fold = deal(clusters.index, lies, seed=seed, folds=folds)
+    together = clusters.index if together is None else together
+    folds = min(folds, len(set(together[lies])))
+    fold = deal(together, lies, seed=seed, folds=folds)
     oriented, layers, low_is_lie = np.zeros(len(values)), [], []
     scored = np.zeros(len(values), bool)
     owed = lies | honest
@@ -134,8 +146,14 @@ def nested(
     return Nested(estimate, layers, low_is_lie)
 
 
+def units(rounds: pd.DataFrame, lies: np.ndarray, honest: np.ndarray, clusters: Clusters) -> np.ndarray:
+    """What folds keep whole: domains, if two or more have both lies and non-lies, else trajectories; a number a round."""
+    domain = pd.factorize(rounds["domain"])[0]
+    return domain if len(set(domain[lies]) & set(domain[honest])) >= 2 else clusters.index
+
+
 def deal(trajectory: np.ndarray, lies: np.ndarray, *, seed: int, folds: int) -> np.ndarray:
-    """The fold of each round: whole trajectories, dealt in turn from those with most lies, in random order among equals."""
+    """The fold of each round: whole units, dealt in turn from those with most lies, in random order among equals."""
     counts = np.bincount(trajectory, weights=lies)
     shuffled = np.random.default_rng(seed).permutation(len(counts))
     order = shuffled[np.argsort(-counts[shuffled], kind="stable")]
