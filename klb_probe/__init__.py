@@ -26,6 +26,7 @@ _HOMES = {
     "load_lens": "klb_probe.lens.library",
     "load_model": "klb_probe.models.load",
     "panel": "klb_probe.metrics.panel",
+    "round_margins": "klb_probe.signals.from_files",
     "run_dialogues": "klb_probe.dialogue.api",
 }
 

@@ -11,6 +11,7 @@ from command import klb
 from puppet import Puppet
 from tiny import LAYERS, default_tokenizer, save_tiny_llama, tiny_hf_model
 
+import klb_probe
 from klb_probe.cases.load import load_domains
 from klb_probe.dialogue.api import plan, play_plan
 from klb_probe.dialogue.players import Players
@@ -152,6 +153,9 @@ def test_the_command_reads_every_round_into_one_tidy_file(run, folder, model, ca
     assert manifest["complete"] is True
     assert (manifest["source"], manifest["policy"], manifest["rounds"]) == ("sidecar", "on", 4)
     assert sum(manifest["positions"].values()) == len(table.drop_duplicates(["round", "turn", "position"]))
+    frame = klb_probe.round_margins(model, LogitLens.of(model, TokenContrast.of(model.chat)), run)
+    pd.testing.assert_frame_equal(frame[list(table)], table, check_dtype=False, atol=1e-6)
+    assert frame.attrs["unmapped"] == manifest["unmapped"] == []
     assert klb("rounds", run, "--model", folder, "--lens", "logit") == 2  # not overwritten unasked
     assert "--overwrite" in capsys.readouterr().err
 

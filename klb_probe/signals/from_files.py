@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
 
 from klb_probe.cases.load import Domain
+from klb_probe.cases.sources import OURS, load_cases
 from klb_probe.dialogue.sidecar import read_turns, sidecar_path
-from klb_probe.dialogue.trajectory import Row, Trajectories
+from klb_probe.dialogue.trajectory import Row, Trajectories, read_folder
 from klb_probe.dialogue.walk import trajectory_of
 from klb_probe.errors import KlbError
-from klb_probe.lens.margin import Lens
+from klb_probe.lens.margin import Lens, LogitLens, MarginLens
 from klb_probe.models.residual_model import ResidualModel
 from klb_probe.signals.replay import replay_rounds
 from klb_probe.signals.rounds import prefixes_for, round_signals
-from klb_probe.signals.signals_file import SignalsWriter
+from klb_probe.signals.signals_file import Collected, SignalsSink
+
+if TYPE_CHECKING:
+    from klb_probe.dialogue.runner import Run
 
 Turns = list[dict[str, Any]]
 
@@ -52,7 +59,7 @@ def sidecar_rounds(file: Trajectories) -> Iterator[tuple[Row, Turns]]:
 
 
 def replayed_rounds(
-    file: Trajectories, domain: Domain, model: ResidualModel, writer: SignalsWriter
+    file: Trajectories, domain: Domain, model: ResidualModel, writer: SignalsSink
 ) -> Iterator[tuple[Row, Turns]]:
     """Every round of a file that can be rebuilt, with its turns; the others are told to the writer."""
     for one in replay_rounds(file, [domain], model):
@@ -67,7 +74,7 @@ def read_rounds(
     lenses: Sequence[Lens],
     rounds: Iterator[tuple[Row, Turns]],
     tools: tuple[str, str],
-    writer: SignalsWriter,
+    writer: SignalsSink,
     on_round: Callable[[Row], None] = lambda _: None,
 ) -> None:
     """Read rounds one by one into a signals file."""
@@ -75,3 +82,33 @@ def read_rounds(
     for row, turns in rounds:
         writer.add(row, round_signals(model, lenses, turns, row, tools, kept))
         on_round(row)
+
+
+def round_margins(
+    model: ResidualModel, lens: MarginLens | LogitLens, run: Path | Run, *, cases: str = OURS, replay: bool = False
+) -> pd.DataFrame:
+    """Margins at the named moments of a run's rounds, as ``klb-probe rounds`` writes them, in memory.
+
+    Args:
+        model: The model.
+        lens: A margin lens (its logit-lens twin is read beside it) or a logit lens.
+        run: A run's folder, or what ``run_dialogues`` gave.
+        cases: Where the run's cases came from.
+        replay: Rebuild the prompts from the transcripts instead of taking the stored token ids.
+
+    Returns:
+        The columns of signals.parquet; ``attrs["unmapped"]`` lists the moments that could not be found.
+    """
+    files = read_folder(Path(getattr(run, "folder", run)))
+    domains = {one.policy.domain: one for one in load_cases(cases, [file.run_meta["domain"] for file in files])}
+    lenses: list[Lens] = [lens, LogitLens.of(model, lens.contrast)] if isinstance(lens, MarginLens) else [lens]
+    collected = Collected()
+    for file in files:
+        domain = domains[file.run_meta["domain"]]
+        if not replay:
+            check_same_model(file, model)
+        found = replayed_rounds(file, domain, model, collected) if replay else sidecar_rounds(file)
+        read_rounds(model, lenses, found, closing_tools(domain), collected)
+    frame = pd.DataFrame(collected.lines)
+    frame.attrs["unmapped"] = collected.unmapped
+    return frame

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,8 @@ _SCHEMA = pa.schema(
 )
 
 
-class SignalsWriter:
-    """Adds rounds to a signals file.
+class SignalsSink:
+    """Takes what was read, round by round.
 
     Attributes:
         positions: Moments read, by kind.
@@ -41,33 +41,44 @@ class SignalsWriter:
         rounds: Rounds added.
     """
 
-    def __init__(self, writer: pq.ParquetWriter) -> None:
-        self._writer = writer
+    def __init__(self, write: Callable[[list[dict[str, Any]]], None]) -> None:
+        self._write = write
         self.positions: Counter[str] = Counter()
         self.unmapped: list[dict[str, Any]] = []
         self.rounds = 0
 
     def add(self, row: Mapping[str, Any], signals: RoundSignals) -> None:
         """Add what was read in one round."""
-        keys = {name: row.get(name) for name in (*JOIN_KEYS, "case", "order_id")}
+        keys = _keys(row)
         if signals.rows:
-            self._writer.write_table(pa.Table.from_pylist([{**keys, **one} for one in signals.rows], schema=_SCHEMA))
+            self._write([{**keys, **one} for one in signals.rows])
         self.positions.update(kind for _, kind in {(one["turn"], one["position"]) for one in signals.rows})
         self.unmapped += [{**keys, "turn": one.turn, "position": one.kind, "why": one.why} for one in signals.unmapped]
         self.rounds += 1
 
     def skip(self, row: Mapping[str, Any], why: str) -> None:
         """Say that a round could not be read at all."""
-        keys = {name: row.get(name) for name in (*JOIN_KEYS, "case", "order_id")}
-        self.unmapped.append({**keys, "turn": -1, "position": "round", "why": why})
+        self.unmapped.append({**_keys(row), "turn": -1, "position": "round", "why": why})
+
+
+class Collected(SignalsSink):
+    """Keeps the rows in memory, as ``lines``."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+        super().__init__(self.lines.extend)
+
+
+def _keys(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: row.get(name) for name in (*JOIN_KEYS, "case", "order_id")}
 
 
 @contextlib.contextmanager
-def signals_file(folder: Path, about: Mapping[str, Any]) -> Iterator[SignalsWriter]:
+def signals_file(folder: Path, about: Mapping[str, Any]) -> Iterator[SignalsSink]:
     """A folder's signals file and manifest, in place once everything is read."""
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / SIGNALS) as path, pq.ParquetWriter(path, _SCHEMA, compression="zstd") as parquet:
-        writer = SignalsWriter(parquet)
+        writer = SignalsSink(lambda lines: parquet.write_table(pa.Table.from_pylist(lines, schema=_SCHEMA)))
         yield writer
     write_json(
         folder / MANIFEST,
