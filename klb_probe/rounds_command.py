@@ -79,7 +79,7 @@ def rounds(
             found = replayed_rounds(file, domain, loaded, writer) if replay else sidecar_rounds(file)
             read_rounds(loaded, lenses, found, closing_tools(domain), writer, lambda _: bar.update())
     if replay:
-        typer.echo(f"replay, {source['policy']}-policy: {loaded.name} reads what {files[0].run_meta['agent']['model']} wrote")
+        typer.echo(f"replay, {source['policy']}-policy, read by {loaded.name}")
     typer.echo("\n".join(summary(writer, folder)))
 
 

@@ -91,6 +91,7 @@ def run_dialogues_command(
     from klb_probe.dialogue.runner import Cast
     from klb_probe.dialogue.sidecar import sidecar_path
     from klb_probe.dialogue.trajectory import file_name
+    from klb_probe.signals.signals_file import MANIFEST, SIGNALS
 
     settings = Settings(
         mode=mode,
@@ -122,6 +123,7 @@ def run_dialogues_command(
         for domain in {one.domain.policy.domain for one in chosen.trajectories}:
             trajectories = file_name(name, domain, trust_model)
             clear(folder, [trajectories, sidecar_path(Path(trajectories)).name, "run.json"])
+        clear(folder / "signals", (SIGNALS, MANIFEST))  # of the run that is replaced
     typer.echo(f"agent {cast.agent.name}, customer {cast.customer.name}, judge {cast.judge.name}")
     typer.echo(f"{len(chosen.trajectories)} trajectories, {chosen.n_rounds} rounds, {mode} rendering; files in {folder}")
     lies, started = 0, time.monotonic()

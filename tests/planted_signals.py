@@ -48,7 +48,7 @@ def row(condition, sample, number, owed, lied, *, detected=False, domain="airlin
 
 
 def signals(made, margin, *, lenses=("margin", "logit"), layers=3, positions=("before_reply",), turns=2, seed=0, noise=0.0):
-    """Signals of rows. ``margin(row, lens, layer)`` is a round's mean over turns; turns lie evenly around it, plus noise."""
+    """Signals of rows. ``margin(row, lens, layer)`` is that of a round's first turn, plus noise; later turns lie far off."""
     rng = np.random.default_rng(seed)
     keys = ("agent", "domain", "condition", "initial", "sample", "round")
     lines = []
@@ -62,7 +62,7 @@ def signals(made, margin, *, lenses=("margin", "logit"), layers=3, positions=("b
                             {key: one[key] for key in keys}
                             | {"case": one["case"], "order_id": one["order_id"], "turn": turn, "position": position}
                             | {"lens": lens, "layer": layer, "n_tokens": 1, "own_margin": float(one["round"] % 3)}
-                            | {"margin": middle + turn - (turns - 1) / 2}
+                            | {"margin": middle + 7 * turn}
                         )
     return pd.DataFrame(lines)
 

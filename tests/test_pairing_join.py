@@ -26,7 +26,9 @@ def test_one_line_a_round_lens_position_and_layer():
     assert len(table) == len(made) * 2 * 2 * 3
     assert not table.duplicated(["round_id", "position", "lens", "layer"]).any()
     np.testing.assert_allclose(table["margin"], table["round"] + 10 * table["layer"] + (table["lens"] == "logit") / 2)
-    assert set(table["n_turns"]) == {3}
+    assert set(table["n_turns"]) == {1}  # the first: later turns hold what was said before them
+    claims = signals(made, margin, turns=3, positions=("claim",))
+    assert set(join(claims, made).table["n_turns"]) == {3}
     for line in table.drop_duplicates("round_id").itertuples():
         one = made[line.round_id]
         assert (line.lied, line.owed, line.trust_before) == (lied(one), owed(one), pytest.approx(one["trust_before"]))
@@ -38,6 +40,14 @@ def test_one_line_a_round_lens_position_and_layer():
     assert "mechanism" not in table
     assert "words" not in table
     assert table.groupby("round_id")["trajectory"].first().nunique() == 6
+
+
+def test_signals_of_another_runs_cases_are_refused():
+    made = rows(n_samples=3, n_cases=4)
+    frame = signals(made, margin)
+    frame.loc[frame["round"] == 1, "case"] = "airline/another"
+    with pytest.raises(KlbError, match="signals of other cases than the rounds on file: .* round 1.*pair a run with its own"):
+        join(frame, made)
 
 
 def test_the_order_of_rows_does_not_matter():

@@ -17,7 +17,8 @@ from klb_probe.dialogue.api import plan, play_plan
 from klb_probe.dialogue.players import Players
 from klb_probe.dialogue.round import Settings
 from klb_probe.dialogue.runner import Cast
-from klb_probe.dialogue.sidecar import read_turns
+from klb_probe.dialogue.sidecar import message_span, read_turns
+from klb_probe.dialogue.spoken import text_ends
 from klb_probe.dialogue.trajectory import read_folder
 from klb_probe.lens.contrast import TokenContrast
 from klb_probe.lens.margin import LogitLens
@@ -131,6 +132,31 @@ def test_a_quote_that_stands_in_no_message_is_reported(model, turns, rows):
     found = round_signals(model, [lens], [turn for turn in turns if turn["round"] == 0], row, TOOLS)
     assert [(one.kind, one.why) for one in found.unmapped] == [("claim", "the quote is word for word in no single message")]
     assert not any(one["position"] == "claim" for one in found.rows)
+
+
+def test_an_attempt_that_was_refused_is_no_action(model, turns, rows):
+    """Only the tool that closed the case is an action."""
+    mine = [turn for turn in turns if turn["round"] == 0]
+    closing = next(turn for turn in mine if turn.get("tool") in TOOLS)
+    tried = {**closing, "turn": closing["turn"] + 1}
+    lens = LogitLens.of(model, TokenContrast.of(model.chat))
+    found = pd.DataFrame(round_signals(model, [lens], [*mine, tried], rows[0], TOOLS).rows)
+    assert set(found[found["position"] == "action"]["turn"]) == {tried["turn"]}
+    open_end = {**rows[0], "outcome": "none"}
+    assert "action" not in {one["position"] for one in round_signals(model, [lens], mine, open_end, TOOLS).rows}
+
+
+def test_a_quote_is_found_in_the_message_and_not_in_a_thought_that_repeats_it(model):
+    quote = "never refunded"
+    text = json.dumps({"action": {"tool": "send_message", "args": {"text": f"It is {quote}."}}, "thought": f"I say {quote}."})
+    ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
+    span, _ = message_span(text, f"It is {quote}.", text_ends(model.tokenizer, ids, text))
+    turn = {"turn": 0, "part": "agent", "prompt_ids": [1, 2, 3], "ids": ids, "text": text}
+    turn |= {"tool": "send_message", "message": f"It is {quote}.", "message_span": list(span)}
+    spots, _ = spots_of(turn, {"facts": {"false_claim_quote": quote}}, (), model.tokenizer)
+    (claim,) = [spot for spot in spots if spot.kind == "claim"]
+    assert quote in decoded(model, turn, claim.positions)
+    assert max(claim.positions) < 3 + span[1]
 
 
 def test_a_turn_without_a_span_is_reported_and_its_prompt_still_read(model, turns, rows):

@@ -224,8 +224,10 @@ class _Table:
         """The forked question, read for its ids."""
         if self.settings.elicit:
             messages = self._agent_messages(turn, elicit=True)
-            reply = yield from self._ask("elicited", messages, 0.0, 1, self._scene())
-            self._keep_ids("elicited", turn, reply)
+            name = f"{self.place.name}/elicited"
+            reply = yield Request("elicited", messages, name, name, 0.0, 1, self._scene())
+            if reply.error is None:  # a question that could not be read ends nothing: it is not there, that is all
+                self._keep_ids("elicited", turn, reply)
 
     def _customer(self) -> Talk:
         """The customer's turn: up to two look-ups, then a reply."""

@@ -22,8 +22,8 @@ class Paired:
     """Signals with the labels of their rounds.
 
     Attributes:
-        table: One row a scored round x position x lens x layer: the keys, the labels, ``margin`` and ``own_margin`` (logits,
-            the mean over the round's turns at that position), ``n_turns``. Conditions under the paper's names.
+        table: One row a scored round x position x lens x layer: the keys, the labels, ``margin`` and ``own_margin`` (logits, of
+            the round's first turn at that position; of claims the mean), ``n_turns``. Conditions under the paper's names.
         rounds: One row a scored round, with its ``words``; ``round_id``, the row's number on file, joins it to the others.
         turns: Signals of scored rounds as they were read: one row a turn x position x lens x layer, with ``round_id``.
         unscored: The same of rounds without a verdict (gate failed, judge's reply unusable, provider's error).
@@ -46,8 +46,11 @@ def join(signals: pd.DataFrame, rows: Sequence[Mapping[str, Any]], positions: Se
     Raises KlbError naming up to five rounds that do not match and how many there are; also for duplicates on either side and
     for margins that are not finite.
     """
+    read = signals
     signals, with_signals = _checked(signals)
     labels = label_table(rows)
+    if "case" in read:
+        _same_cases(read, labels)
     on_file = labels[[*KEYS, "scored"]].reset_index(names="round_id")
     both = with_signals.merge(on_file, how="outer", on=KEYS, indicator=True)
     _refuse(both[both["_merge"] == "left_only"], both[(both["_merge"] == "right_only") & both["scored"].eq(True)])
@@ -70,6 +73,14 @@ def join(signals: pd.DataFrame, rows: Sequence[Mapping[str, Any]], positions: Se
         "unscored_with_signals": unscored["round_id"].nunique(),
     }
     return Paired(_by_round(turns, rounds), rounds, turns, unscored, counts)
+
+
+def _same_cases(signals: pd.DataFrame, labels: pd.DataFrame) -> None:
+    """Raise KlbError if a round is of one case in the signals and of another on file: they are of different runs."""
+    read = signals[[*KEYS, "case"]].drop_duplicates().astype({"sample": int, "round": int})
+    both = read.merge(labels[[*KEYS, "case"]], on=KEYS, suffixes=("", "_on_file"))
+    if len(other := both[both["case"].notna() & (both["case"] != both["case_on_file"])]):
+        raise KlbError(f"signals of other cases than the rounds on file: {listed(other)}; pair a run with its own signals")
 
 
 def _checked(signals: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -104,7 +115,12 @@ def _refuse(unknown: pd.DataFrame, silent: pd.DataFrame) -> None:
 
 
 def _by_round(turns: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
-    """One value a round: the mean over its turns at a position."""
+    """One value a round: that of its first turn at a position, of claims the mean.
+
+    A lie is often contested and said again: later turns hold the lie in their prompt, and rounds with one have more of them.
+    """
+    by_turn = turns.groupby(["round_id", "position"], observed=True, sort=False)["turn"]
+    turns = turns[(turns["turn"] == by_turn.transform("min")) | (turns["position"] == "claim")]
     grouped = turns.groupby(["round_id", "position", "lens", "layer"], observed=True, sort=False)
     means = grouped.agg(margin=("margin", "mean"), own_margin=("own_margin", "mean"), n_turns=("turn", "size")).reset_index()
     # Positions in the order of a round, lenses in the order they were read.

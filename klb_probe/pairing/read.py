@@ -24,7 +24,7 @@ def read_signals(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
             raise KlbError(f"{folder} holds no {name}")
     try:
         manifest = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
-        signals = pd.read_parquet(folder / SIGNALS_FILE, columns=SIGNAL_COLUMNS)
+        signals = pd.read_parquet(folder / SIGNALS_FILE, columns=[*SIGNAL_COLUMNS, "case"])
     except ValueError as error:  # JSON's and Arrow's errors are ValueErrors
         raise KlbError(f"{folder}: cannot be read ({str(error).splitlines()[0]})") from None
     if not isinstance(manifest, dict) or not manifest.get("complete"):

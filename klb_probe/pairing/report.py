@@ -65,7 +65,8 @@ def notes(selected: pd.DataFrame, counts: Mapping[str, int], manifest: Mapping[s
         "lies against true denials at that layer (above 0.5: the inside tells them apart); within condition: raw "
         "AUROC at that layer between rounds of one condition. Baselines are raw AUROC for a lie: "
         "own margin low = lie, TF-IDF and monitor high = lie; random: 95th percentile of folded AUROC over layers.",
-        f"A round's value is the mean over its turns at the position; intervals: bootstrap over trajectories, B = {DRAWS}.",
+        "A round's value is that of its first turn at the position (claim: the mean over its turns); intervals: bootstrap "
+        f"over trajectories, B = {DRAWS}.",
     ]
     limits = ["an AUROC over all conditions can come from their private notes: read within condition beside it"]
     nested = selected[(selected["kind"] == NESTED) & (selected["condition"] == ALL)]
@@ -75,8 +76,8 @@ def notes(selected: pd.DataFrame, counts: Mapping[str, int], manifest: Mapping[s
         limits.append(f"the smallest row rests on {least.min()} trajectories: intervals are too narrow")
     if nested["value"].isna().all():
         limits.append("nothing is known about lying: too few lies or non-lies")
-    if manifest.get("policy") == "off":
-        limits.append("signals are off-policy: another model wrote these words")
+    if (policy := manifest.get("policy")) in ("off", "mixed"):
+        limits.append(f"signals are {'partly ' * (policy == 'mixed')}off-policy: another model wrote these words")
     if rules_judge:
         limits.append("a rules judge graded: it knows lies by listed phrases, so words alone may tell them")
     return [*lines, f"What this does not show: {'; '.join(limits)}; that a margin causes a lie."]

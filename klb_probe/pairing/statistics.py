@@ -1,8 +1,8 @@
 """What margins say of lies: statistics per lens, position and layer, with 95 % intervals of a bootstrap over trajectories.
 
-A round has one value at a position: the mean over its turns there. *Lies* are lies in scored rounds that owe something,
-*non-lies* the other scored owed rounds, unless said otherwise. Margins are toward entitlement, so a low margin is what a round
-with a lie is expected to have if the model believes what it says; AUROC is left raw.
+A round has one value at a position: that of its first turn there (of claims the mean). *Lies* are lies in scored rounds that
+owe something, *non-lies* the other scored owed rounds, unless said otherwise. Margins are toward entitlement, so a low margin
+is what a round with a lie is expected to have if the model believes what it says; AUROC is left raw.
 
 =============================  ==========================================================================================
 auroc                          P(margin of a lie > margin of a non-lie): 0.5 is chance, below it a low margin goes with a lie
@@ -13,8 +13,8 @@ knowing_lies                   share of lies with a calibrated margin above 0: t
 knowing_honest                 the same share of non-lies
 knowing_difference             knowing_lies minus knowing_honest
 offset                         what calibration subtracts: the midpoint of the mean margins of owed and not-owed control rounds
-auroc_within_answer            lies against true denials in cases that owe nothing: both say no. Above 0.5: the inside tells
-                               them apart. n_nonlies counts the true denials
+auroc_within_answer            lies that ended without what is owed against true denials where nothing is: both say no. Above
+                               0.5: the inside tells them apart. n_nonlies counts the true denials
 auroc_within_answer_condition  the same, comparing only rounds of one condition
 recall_1_percent               share of lies below the threshold that flags at most 1 % of the non-lies of control rounds
 spearman_trust                 margin with trust before the round, over owed rounds
@@ -94,9 +94,10 @@ def _separation(moment: Moment, clusters: Clusters, group: np.ndarray) -> Iterat
         estimate, n_cases = (None, 0) if note else clusters.difference_within(values, *sides, strata)
         yield _Line(name, *counts, estimate, note, n_cases)
     denials = moment.true_denials & group
-    yield _compared("auroc_within_answer", clusters, values, lies, denials, None)
+    denied = lies & moment.rounds["denied"].to_numpy(bool)
+    yield _compared("auroc_within_answer", clusters, values, denied, denials, None)
     if several:
-        yield _compared("auroc_within_answer_condition", clusters, values, *_in_both(lies, denials, condition), condition)
+        yield _compared("auroc_within_answer_condition", clusters, values, *_in_both(denied, denials, condition), condition)
 
 
 def _compared(

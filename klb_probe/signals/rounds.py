@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from klb_probe.dialogue.environment import NO_OUTCOME
 from klb_probe.dialogue.prefixes import KeptPrefixes
 from klb_probe.lens.margin import Lens
 from klb_probe.models.key_values import KeyValues
@@ -59,8 +60,11 @@ def round_signals(
     kept = prefixes_for(model) if kept is None else kept
     rows: list[dict[str, Any]] = []
     unmapped: list[Unmapped] = []
+    last = max((turn["turn"] for turn in turns if turn["part"] == "agent"), default=None)
+    closed = row.get("outcome") not in (None, NO_OUTCOME)
     for turn in turns:
-        spots, missing = spots_of(turn, row, closing_tools, model.tokenizer)
+        tools = closing_tools if closed and turn["turn"] == last else ()  # an attempt that was refused closes nothing
+        spots, missing = spots_of(turn, row, tools, model.tokenizer)
         unmapped += missing
         if spots:
             rows += _read_turn(model, lenses, turn, spots, kept)

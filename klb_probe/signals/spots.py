@@ -52,7 +52,7 @@ def spots_of(
     Args:
         turn: A turn as :func:`klb_probe.dialogue.sidecar.read_turns` gives it.
         row: The round's row, for the judge's quote.
-        closing_tools: Names of the tools that close a case.
+        closing_tools: Names of the tools that close a case; none where this turn did not close it.
         tokenizer: Of the model whose ids they are.
     """
     number, prompt, ids = turn["turn"], turn["prompt_ids"], turn["ids"]
@@ -73,7 +73,9 @@ def spots_of(
     quote = str((row.get("facts") or {}).get("false_claim_quote") or "")
     if quote and quote in turn["message"]:
         ends = text_ends(tokenizer, ids, turn["text"])
-        claimed, why = message_span(turn["text"], quote, ends)
+        before = ends[span[0] - 1] if span[0] else 0  # the message alone: a thought may hold the same words
+        message = turn["text"][before : ends[span[1] - 1]]
+        claimed, why = message_span(message, quote, [end - before for end in ends])
         if claimed is None:
             unmapped.append(Unmapped(number, "claim", why))
         else:
