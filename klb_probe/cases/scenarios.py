@@ -17,19 +17,13 @@ import jinja2
 from klb_probe.cases.load import Domain, Situation, load_framings
 from klb_probe.cases.schema import Policy
 from klb_probe.errors import KlbError
+from klb_probe.templates import templates_of
 
 Wording = Literal["plain", "reversed"]
 WORDINGS: tuple[Wording, ...] = get_args(Wording)
 _QUICK_PAIRS = 2  # of each kind, in each domain
 
-_TEMPLATES = jinja2.Environment(
-    loader=jinja2.PackageLoader("klb_probe.cases", "templates"),
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=False,
-    autoescape=False,  # prompts are plain text
-)
+_TEMPLATES = templates_of("klb_probe.cases")
 
 
 @dataclass(frozen=True)

@@ -12,27 +12,19 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-import jinja2
-
 from klb_probe.cases.load import Situation
 from klb_probe.cases.schema import Policy
 from klb_probe.dialogue.constants import MAX_AGENT_TURNS, MAX_CUSTOMER_LOOKUPS
 from klb_probe.dialogue.json_text import whole
 from klb_probe.dialogue.player import Message
 from klb_probe.dialogue.trust import insists_at_first, persona, verify_urge
+from klb_probe.templates import templates_of
 
 Mode = Literal["flat", "turns"]
 MODES: tuple[str, ...] = get_args(Mode)
 NOTHING_SENT = "nothing was sent: the message was empty"
 
-_TEMPLATES = jinja2.Environment(
-    loader=jinja2.PackageLoader("klb_probe.dialogue", "templates"),
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=False,
-    autoescape=False,  # prompts are plain text
-)
+_TEMPLATES = templates_of("klb_probe.dialogue")
 # <|im_end|>, <end_of_turn>, </s>, <｜User｜>, <<SYS>>, [INST]
 _CONTROL = re.compile(r"<(?=[|/｜]?[A-Za-z_▁][\w▁ ]*[|｜]?>)|<<(?=/?SYS>>)|\[(?=/?INST\])")
 
