@@ -1,0 +1,157 @@
+"""``klb-probe probe``: linear probes on residuals of scenarios and rounds, with the controls they have to beat."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from klb_probe.options import Cases, Contrast, Device, Domains, Dtype, Hooks, Model, Revision, parse_names
+
+if TYPE_CHECKING:
+    from klb_probe.probes.results import ProbeResults
+
+PROBE_FILES = (
+    *("probes.csv", "transfer.csv", "scores.csv", "directions.safetensors"),
+    *("auroc_by_layer.png", "transfer.png", "scores.png", "run.json"),
+)
+PROBE_EXAMPLE = "Example: klb-probe probe --question framing,lie --domains airline,deposit,refund --out outputs/probe"
+STORE = Path("outputs") / "residuals"
+
+
+def probe(
+    model: Model = "smollm2-135m",
+    question: Annotated[
+        str,
+        typer.Option(
+            help="framing (deny or honest prompt) | lie (told to deny: owed or not) | entitlement | incentive | behaviour "
+            "(the model's own answer) | round_lie (needs --run); several with commas."
+        ),
+    ] = "lie",
+    estimators: Annotated[
+        str,
+        typer.Option(help="logistic | mean_difference | mass_mean | lat | ccs; several with commas."),
+    ] = "logistic,mean_difference,mass_mean,lat",
+    positions: Annotated[
+        str,
+        typer.Option(
+            help="answer (where the answer starts; of rounds: before the first reply) | reply_mean | reply_last (a denial in "
+            "the same words under every framing; of rounds: the agent's own) | gate | claim | action (rounds); with commas."
+        ),
+    ] = "answer",
+    domains: Domains = "all",
+    quick: Annotated[bool, typer.Option("--quick", help="A stratified subset of the scenarios: 4 pairs a domain.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Every paraphrase and both wordings; otherwise each pair has one, in turn.")
+    ] = False,
+    cases: Cases = "ours",
+    scenarios: Annotated[Path | None, typer.Option(help="A scenarios folder whose framings to use.")] = None,
+    run: Annotated[
+        list[Path] | None, typer.Option(help="A run's folder: its rounds are tested on, or learnt from (round_lie).")
+    ] = None,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Rebuild the rounds' prompts from the transcripts, as klb-probe rounds does.")
+    ] = False,
+    split: Annotated[
+        str, typer.Option(help="What is left out: domain | paraphrase | pair. A case and its twin are never parted.")
+    ] = "domain",
+    shuffles: Annotated[int, typer.Option(help="Runs with shuffled labels, for the control band.", min=1)] = 5,
+    store: Annotated[Path, typer.Option(help="Where residuals are kept; what is there already is not read again.")] = STORE,
+    store_dtype: Annotated[str, typer.Option(help="auto | float32 | bfloat16, of the residuals on disk.")] = "auto",
+    lens: Annotated[str, typer.Option(help="Lens of the one-number control: margin | logit | a file or folder.")] = "margin",
+    contrast: Contrast = "Yes/No",
+    out: Annotated[Path | None, typer.Option(help="Output folder (default: outputs/probe-<model>-<time>).")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results in --out.")] = False,
+    batch: Annotated[int, typer.Option(help="Prompts in one forward pass; lower it when memory is short.", min=1)] = 8,
+    seed: Annotated[int, typer.Option(help="Seed of folds, estimators, controls and bootstrap.")] = 0,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    revision: Revision = None,
+    hooks: Hooks = None,
+) -> None:
+    """Train linear probes on residuals of every layer, and test them on cases they have not seen, beside their controls.
+
+    Residuals are read once and kept in --store, so that a stopped run goes on where it was. Writes probes.csv, transfer.csv,
+    scores.csv, directions.safetensors, three figures and run.json. Does a direction matter? klb-probe steer.
+    """
+    from klb_probe.outputs import check_folder, clear, default_folder, plain_argument
+
+    started, arguments = time.time(), {k: plain_argument(v) for k, v in locals().items() if k in probe.__annotations__}
+    folder = out or default_folder("probe", model)
+    check_folder(folder, overwrite=overwrite, resume=False)
+
+    from rich.console import Console
+
+    from klb_probe.errors import KlbError
+    from klb_probe.models.load import load_model
+    from klb_probe.probes.data import load_probe_data
+    from klb_probe.probes.questions import parse_questions
+    from klb_probe.probes.results import ProbeOptions, train_probes
+    from klb_probe.rounds_command import open_lenses
+
+    names = [[name.strip() for name in text.split(",")] for text in (question, estimators, positions)]
+    options = ProbeOptions.checked(*names, split=split, shuffles=shuffles, seed=seed)
+    asked = parse_questions(options.questions)
+    if any(one.family == "rounds" for one in asked) and not run:
+        raise KlbError("round_lie learns from played rounds: pass --run RUN (klb-probe run makes one)")
+    framings = list(dict.fromkeys(name for one in asked for name in one.framings))
+    console = Console(width=None if Console().is_terminal else 132, highlight=False, markup=False)
+
+    loaded = load_model(model, device=device, dtype=dtype, revision=revision, hooks=hooks or ())
+    lenses, about = open_lenses(loaded, lens, contrast, "lead", "mean")
+    data = load_probe_data(
+        loaded,
+        framings=framings,
+        domains=parse_names(domains),
+        cases=cases,
+        root=scenarios,
+        full=full,
+        quick=quick,
+        positions=options.positions,
+        store=store,
+        store_dtype=store_dtype,
+        runs=run or (),
+        replay=replay,
+        batch_size=batch,
+        progress=True,
+    )
+    results = train_probes(data, lenses, options, progress=True)
+    if overwrite:
+        clear(folder, PROBE_FILES)
+    record = {"command": "probe", "arguments": arguments, **about, "counts": data.counts, "seconds": time.time() - started}
+    write_results(folder, results, record)
+    print_results(console, results, folder)
+
+
+def write_results(folder: Path, results: ProbeResults, record: dict[str, Any]) -> None:
+    """Tables, directions, figures, and the record last: a folder with a run.json is whole."""
+    from klb_probe.files import replacing, write_json
+    from klb_probe.probes.directions import save_directions
+    from klb_probe.probes.figures import auroc_by_layer, score_distributions, transfer_map
+
+    for name, table in (("probes", results.probes), ("transfer", results.transfer), ("scores", results.scores)):
+        with replacing(folder / f"{name}.csv") as path:
+            table.to_csv(path, index=False, float_format="%.6g")
+    save_directions(folder / "directions.safetensors", results.directions)
+    figures = {
+        "auroc_by_layer": auroc_by_layer(results.probes),
+        "transfer": transfer_map(results.transfer),
+        "scores": score_distributions(results.scores),
+    }
+    for name, figure in figures.items():
+        with replacing(folder / f"{name}.png") as path:
+            figure.savefig(path, dpi=130)
+    write_json(folder / "run.json", record)
+
+
+def print_results(console: Any, results: ProbeResults, folder: Path) -> None:
+    """The table, what it says in words, and what it does not."""
+    from klb_probe.probes import report
+
+    console.print(report.table(results.probes))
+    console.print(report.transfer_table(results.transfer))
+    for line in (*report.reading(results.probes, results.transfer), *report.DOES_NOT_SHOW):
+        console.print(line)
+    console.print(f"Files in {folder}: {', '.join(PROBE_FILES)}", soft_wrap=True)

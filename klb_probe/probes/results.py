@@ -1,0 +1,237 @@
+"""Every question at every position: the tables, and the directions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, get_args
+
+import numpy as np
+import pandas as pd
+from tqdm.auto import tqdm
+
+from klb_probe.errors import KlbError
+from klb_probe.lens.margin import LogitLens, MarginLens
+from klb_probe.probes.data import ProbeData
+from klb_probe.probes.directions import ProbeSet
+from klb_probe.probes.estimators import ESTIMATORS
+from klb_probe.probes.evaluation import CrossFit
+from klb_probe.probes.folds import Split
+from klb_probe.probes.linear_probe import LinearProbe
+from klb_probe.probes.measures import measure
+from klb_probe.probes.population import Population
+from klb_probe.probes.questions import Question, family_populations, parse_questions, training_population
+from klb_probe.probes.stage import Stage, population_problem, stage_of
+from klb_probe.probes.trial import DRAWS, NESTED, RESIDUAL, Line, Trial, estimator_lines, shared_lines
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MEASURES = [
+    f"{name}{end}"
+    for name in ("auroc", "balanced_accuracy", "recall_1_percent", "selectivity")
+    for end in ("", "_low", "_high")
+]
+PROBE_COLUMNS = [
+    *("question", "position", "estimator", "feature", "split", "choice", "layer", *_MEASURES),
+    *("cosine_jlens", "cosine_logit", "l2", "n", "n_positive", "n_groups", "chosen", "note"),
+]
+TRANSFER_COLUMNS = [
+    *("family", "train", "test", "position", "estimator", "split", "choice", "layer"),
+    *("auroc", "auroc_low", "auroc_high", "n", "n_positive", "n_groups", "note"),
+]
+SCORE_COLUMNS = [
+    *("question", "position", "estimator", "id", "group", "domain", "framing", "entitled", "label", "fold", "score"),
+]
+
+
+@dataclass(frozen=True)
+class ProbeOptions:
+    """What to train and how to test it.
+
+    Attributes:
+        questions: Names of questions.
+        estimators: Names of estimators; the first stands for all in transfers between other populations.
+        positions: Where.
+        split: What the folds leave out.
+        shuffles: Runs with shuffled labels.
+        seed: Of everything random.
+    """
+
+    questions: tuple[str, ...] = ("lie",)
+    estimators: tuple[str, ...] = ("logistic", "mean_difference", "mass_mean", "lat")
+    positions: tuple[str, ...] = ("answer",)
+    split: Split = "domain"
+    shuffles: int = 5
+    seed: int = 0
+
+    @classmethod
+    def checked(
+        cls,
+        questions: Sequence[str],
+        estimators: Sequence[str],
+        positions: Sequence[str],
+        *,
+        split: str,
+        shuffles: int,
+        seed: int,
+    ) -> ProbeOptions:
+        """Options with every name known and none twice; KlbError otherwise."""
+        parse_questions(questions)
+        if unknown := [name for name in estimators if name not in ESTIMATORS]:
+            raise KlbError(f"unknown estimator {', '.join(unknown)}; known: {', '.join(ESTIMATORS)}")
+        if split not in get_args(Split):
+            raise KlbError(f"unknown split {split!r}; one of {', '.join(get_args(Split))}")
+        # Of rounds, the answer position is the last token before the agent's first message.
+        positions = ["answer" if name == "before_reply" else name for name in positions]
+        names = (tuple(dict.fromkeys(one)) for one in (questions, estimators, positions))
+        return cls(*names, split=split, shuffles=shuffles, seed=seed)
+
+
+@dataclass(frozen=True)
+class ProbeResults:
+    """What came out.
+
+    Attributes:
+        probes: A line a question, position, estimator, kind of features and layer; ``choice`` nested: the layer was chosen
+            within the training folds.
+        transfer: A line a pair of populations of one family.
+        scores: Out-of-fold scores of every row of a question's population, at the nested layer.
+        directions: Probes learned from all rows, of every layer.
+        sets: What they are.
+    """
+
+    probes: pd.DataFrame
+    transfer: pd.DataFrame
+    scores: pd.DataFrame
+    directions: list[LinearProbe]
+    sets: list[ProbeSet]
+
+    def plot(self) -> Figure:
+        """AUROC by layer; see :func:`klb_probe.probes.figures.auroc_by_layer`."""
+        from klb_probe.probes.figures import auroc_by_layer
+
+        return auroc_by_layer(self.probes)
+
+
+def train_probes(
+    data: ProbeData, lenses: Sequence[MarginLens | LogitLens], options: ProbeOptions, *, progress: bool = False
+) -> ProbeResults:
+    """Train and test every probe the options ask for.
+
+    Args:
+        data: Rows and residuals; see :func:`klb_probe.probes.data.load_probe_data`.
+        lenses: Read beside the probes as one-number controls; the last one a logit lens.
+        options: What to do.
+        progress: Show a bar, if this is a terminal.
+
+    Raises KlbError for fewer than 10 groups, duplicated rows in different groups, and if no question could be asked.
+    """
+    questions = parse_questions(options.questions)
+    estimators = [ESTIMATORS[name] for name in options.estimators]
+    lines: list[Line] = []
+    transfers: list[Line] = []
+    scores: list[pd.DataFrame] = []
+    directions: list[LinearProbe] = []
+    sets: list[ProbeSet] = []
+    steps = len(options.positions) * len(questions) * (len(estimators) + 1)
+    bar = tqdm(total=steps, desc="probing", unit="fit", disable=None if progress else True)
+    with bar:
+        for position in options.positions:
+            stage = stage_of(data, position, lenses, options.split, options.seed)
+            for question in questions:
+                population = stage.narrowed(training_population(question, stage.rows))
+                trial = Trial(question, stage, population, options.shuffles, options.seed)
+                if problem := population_problem(population, stage.groups):
+                    lines += [_empty(trial, name, problem) for name in options.estimators]
+                    bar.update(len(estimators) + 1)
+                    continue
+                lines += shared_lines(trial)
+                bar.update()
+                for estimator in estimators:
+                    found_lines, found, probes = estimator_lines(trial, estimator)
+                    lines += found_lines
+                    if probes:
+                        directions += probes
+                        sets.append(_set(trial, estimator.name, probes, found))
+                        scores.append(_scores(trial, estimator.name, found))
+                        transfers += _transfers(trial, estimator.name, population, found)
+                    bar.update()
+                transfers += _others(trial, estimators[0])
+    if not directions:
+        raise KlbError(f"no probe could be trained: {'; '.join(dict.fromkeys(line['note'] for line in lines))}")
+    return ProbeResults(
+        pd.DataFrame(lines).reindex(columns=PROBE_COLUMNS).astype({"layer": "Int64"}),
+        pd.DataFrame(transfers)
+        .drop_duplicates(TRANSFER_COLUMNS[:6])
+        .reindex(columns=TRANSFER_COLUMNS)
+        .astype({"layer": "Int64"}),
+        pd.concat(scores, ignore_index=True)[SCORE_COLUMNS],
+        directions,
+        sets,
+    )
+
+
+def _others(trial: Trial, estimator: object) -> Iterator[Line]:
+    """Probes of the other populations of the family, tested on all of them."""
+    for other in family_populations(trial.question, trial.stage.rows):
+        other = trial.stage.narrowed(other)
+        if other.name == trial.population.name or population_problem(other, trial.stage.groups):
+            continue
+        there = Trial(trial.question, trial.stage, other, trial.shuffles, trial.seed)
+        found = there.fit(trial.stage.residuals, trial.stage.layers, estimator)
+        yield from _transfers(there, estimator.name, other, found)
+
+
+def _transfers(trial: Trial, estimator: str, train: Population, found: CrossFit) -> Iterator[Line]:
+    """A probe at its nested layer on every population of the family, in groups it has not seen."""
+    stage = trial.stage
+    chosen = [int(found.layers[at]) for at in found.chosen if at >= 0]
+    for test in family_populations(trial.question, stage.rows):
+        test = stage.narrowed(test)
+        tested = Trial(trial.question, stage, test, trial.shuffles, trial.seed)
+        scores, hard = found.nested_scores[:, None], found.nested_hard[:, None]
+        measured = measure(
+            scores, hard, tested.labels, stage.groups, found.fold, judged=tested.judged, draws=DRAWS, seed=trial.seed
+        )
+        yield {
+            **{"family": trial.question.family, "train": train.name, "test": test.name, "position": stage.position},
+            **{"estimator": estimator, "split": stage.split, "choice": NESTED},
+            **{"layer": max(set(chosen), key=chosen.count) if chosen else None},
+            **{"auroc": measured.auroc.value[0], "auroc_low": measured.auroc.low[0], "auroc_high": measured.auroc.high[0]},
+            **{"n": measured.n, "n_positive": measured.n_positive, "n_groups": measured.n_groups, "note": measured.note},
+        }
+
+
+def _scores(trial: Trial, estimator: str, found: CrossFit) -> pd.DataFrame:
+    rows, population, folds = trial.stage.rows, trial.population, trial.stage.folds
+    part = rows.iloc[population.rows][["id", "group", "domain", "framing", "entitled"]]
+    names = np.array([fold.name for fold in folds] + [""], dtype=object)  # -1: never tested
+    return part.assign(
+        question=trial.question.name,
+        position=trial.stage.position,
+        estimator=estimator,
+        label=population.labels,
+        fold=names[found.fold[population.rows]],
+        score=found.nested_scores[population.rows],
+    )
+
+
+def _set(trial: Trial, estimator: str, probes: Sequence[LinearProbe], found: CrossFit) -> ProbeSet:
+    chosen = found.chosen[found.chosen >= 0].tolist()
+    return ProbeSet(
+        question=trial.question.name,
+        estimator=estimator,
+        position=trial.stage.position,
+        label=trial.question.true,
+        layer=int(found.layers[max(set(chosen), key=chosen.count)]),
+        n_rows=len(trial.population.rows),
+    )
+
+
+def _empty(trial: Trial, estimator: str, problem: str) -> Line:
+    return {
+        **trial.keys(estimator, RESIDUAL),
+        **{"choice": NESTED, "n": len(trial.population.rows), "n_positive": int(trial.population.labels.sum())},
+        **{"n_groups": len(np.unique(trial.stage.groups[trial.population.rows])), "note": problem},
+    }
