@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import ortho_group
 from sklearn.covariance import ledoit_wolf
 from sklearn.linear_model import LogisticRegression
@@ -231,6 +232,29 @@ def test_learning_from_pairs_needs_pairs(estimator):
     with pytest.raises(KlbError, match="are equal"):
         estimator.fit(features[contrast * 2], labels, contrast)
     assert estimator.needs_contrast
+
+
+def test_lat_is_the_main_direction_of_the_differences():
+    features, labels, contrast, _ = planted(200, 24, 4.0)
+    main = np.linalg.svd((features[::2] - features[1::2]).astype(float))[2][0]
+    assert abs(cosine(Lat().fit(features, labels, contrast)[0].direction, main)) > 0.999  # random signs leave a small mean
+
+
+def test_ccs_rests_where_its_loss_has_no_slope():
+    features, labels, contrast, _ = planted(200, 24, 4.0)
+    fit = Ccs().fit(features, labels, contrast)[0]
+    scale = torch.from_numpy(features.astype(float).std(axis=0))
+    x = torch.from_numpy(features.astype(float) - features.astype(float).mean(axis=0)) / scale
+    slopes = []
+    for sign in (1, -1):  # the labels may have turned it round
+        weights = (sign * scale * torch.from_numpy(fit.direction)).requires_grad_()
+        bias = torch.tensor(sign * fit.score(features.astype(float).mean(axis=0)), requires_grad=True)
+        p, q = torch.sigmoid(x @ weights + bias).reshape(-1, 2).T
+        loss = torch.mean((p - (1 - q)) ** 2 + torch.minimum(p, q) ** 2)
+        (loss + Ccs.penalty / 2 * weights @ weights).backward()
+        slopes.append(max(weights.grad.abs().max().item(), bias.grad.abs().item()))
+        assert loss.item() < 0.15  # 0.25 for a probe that always says 1/2
+    assert min(slopes) < 1e-4
 
 
 def test_pairs_are_twins_in_random_order():
