@@ -108,7 +108,7 @@ def training_population(question: Question, rows: pd.DataFrame) -> Population:
 
 def family_populations(question: Question, rows: pd.DataFrame) -> list[Population]:
     """Every population of the question's family that the rows hold: the sides of its transfer matrix."""
-    there = [name for name in dict.fromkeys(rows["framing"].dropna())]
+    there = list(dict.fromkeys(rows["framing"].dropna()))
     rounds = [lied(rows)] if (rows["kind"] == "round").any() else []
     if question.family == "answer":
         return [training_population(question, rows), *(answered(rows, [name]) for name in question.framings)]

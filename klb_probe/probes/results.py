@@ -20,8 +20,8 @@ from klb_probe.probes.folds import Split
 from klb_probe.probes.linear_probe import LinearProbe
 from klb_probe.probes.measures import measure
 from klb_probe.probes.population import Population
-from klb_probe.probes.questions import Question, family_populations, parse_questions, training_population
-from klb_probe.probes.stage import Stage, population_problem, stage_of
+from klb_probe.probes.questions import family_populations, parse_questions, training_population
+from klb_probe.probes.stage import population_problem, stage_of
 from klb_probe.probes.trial import DRAWS, NESTED, RESIDUAL, Line, Trial, estimator_lines, shared_lines
 
 if TYPE_CHECKING:
