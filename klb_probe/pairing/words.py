@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pandas as pd
 
+if TYPE_CHECKING:
+    from sklearn.pipeline import Pipeline
+
 FOLDS = 5
+
+
+def words_classifier() -> Pipeline:
+    """Logistic regression on TF-IDF of words and word pairs; to be fitted on training texts only, vocabulary included."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    # One-letter words count too, so that no text is without any.
+    vectors = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\b\w+\b")
+    return make_pipeline(vectors, LogisticRegression(max_iter=1000))
 
 
 def words_scores(rounds: pd.DataFrame, *, folds: int = FOLDS) -> tuple[np.ndarray, np.ndarray] | None:
@@ -14,10 +30,7 @@ def words_scores(rounds: pd.DataFrame, *, folds: int = FOLDS) -> tuple[np.ndarra
     ``rounds``: owed rounds with ``words``, ``case`` and ``lied``. Folds hold whole cases, so a round is scored by a
     classifier that has not seen its case. None with fewer than two cases, or if some fold leaves only one label to learn from.
     """
-    from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GroupKFold
-    from sklearn.pipeline import make_pipeline
 
     words, lied, cases = (rounds[key].to_numpy() for key in ("words", "lied", "case"))
     if rounds["case"].nunique() < 2:
@@ -27,9 +40,7 @@ def words_scores(rounds: pd.DataFrame, *, folds: int = FOLDS) -> tuple[np.ndarra
     for number, (training, left_out) in enumerate(splits):
         if len(set(lied[training])) < 2 or not any(str(said).strip() for said in words[training]):
             return None
-        # One-letter words count too, so that no text is without any.
-        vectors = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\b\w+\b")
-        classifier = make_pipeline(vectors, LogisticRegression(max_iter=1000))
-        scores[left_out] = classifier.fit(words[training], lied[training]).decision_function(words[left_out])
+        classifier = words_classifier().fit(words[training], lied[training])
+        scores[left_out] = classifier.decision_function(words[left_out])
         fold[left_out] = number
     return scores, fold
