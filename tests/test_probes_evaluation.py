@@ -258,33 +258,46 @@ def rated():
     return scores, scores > 1, labels, groups, fold, np.arange(140) < 120
 
 
-def brute(scores, hard, labels, fold, controls):
-    """AUROC, balanced accuracy and recall of one column, from their definitions; ``controls`` are scores."""
-    areas, weights = [], []
-    for one in np.unique(fold):
-        here = labels[fold == one]
-        if 0 < here.sum() < len(here):
-            areas.append(roc_auc_score(here, scores[fold == one]))
-            weights.append(here.sum() * (~here).sum())
+def brute(scores, hard, labels, unit, copy, controls):
+    """AUROC, balanced accuracy and recall of one column, from their definitions.
+
+    ``unit``: fold and group of each row; rows of one group are compared within the same ``copy`` only.
+    """
+    (fold, group), (up, down) = unit, (np.flatnonzero(labels), np.flatnonzero(~labels))
+    alike = (group[up][:, None] == group[down]) & (copy[up][:, None] != copy[down])
+    compared = (fold[up][:, None] == fold[down]) & ~alike
+    area = np.heaviside(scores[up][:, None] - scores[down], 0.5)[compared].mean()
     threshold = next(value for value in np.sort(controls) if (controls > value).mean() <= 0.01)
-    return np.average(areas, weights=weights), balanced_accuracy_score(labels, hard), (scores[labels] > threshold).mean()
+    return area, balanced_accuracy_score(labels, hard), (scores[labels] > threshold).mean()
+
+
+def test_auroc_is_that_of_the_folds_weighted_by_their_comparisons(rated):
+    scores, hard, labels, groups, fold, judged = rated
+    made = measure(scores, hard, labels, groups, fold, judged=judged, draws=DRAWS).auroc
+    parts = [judged & (fold == one) for one in range(3)]
+    weights = [labels[part].sum() * (~labels[part]).sum() for part in parts]
+    for column in range(2):
+        areas = [roc_auc_score(labels[part], scores[part, column]) for part in parts]
+        assert made.value[column] == pytest.approx(np.average(areas, weights=weights))
 
 
 @pytest.mark.parametrize("own_controls", [False, True])
-def test_measures_and_their_intervals_are_those_of_repeated_rows(rated, own_controls):
+def test_measures_and_their_intervals_are_those_of_repeated_groups(rated, own_controls):
     scores, hard, labels, groups, fold, judged = rated
     rest = ~judged if own_controls else judged & ~labels
     more = {"controls": rest} if own_controls else {}
     made = measure(scores, hard, labels, groups, fold, judged=judged, draws=40, seed=5, **more)
     assert (made.note, made.n, made.n_positive, made.n_groups) == ("", 120, labels[:120].sum(), 30)
     weights = Clusters(groups, fold, draws=40, seed=5).weights
-    picks = [np.arange(140), *(np.repeat(np.arange(140), weight[groups].astype(int)) for weight in weights)]
     for column in range(2):
         drawn = []
-        for pick in picks:
-            main = pick[judged[pick]]
-            control = scores[pick[rest[pick]], column]
-            drawn.append(brute(scores[main, column], hard[main, column], labels[main], fold[main], control))
+        for weight in [np.ones(30), *weights]:
+            times = weight[groups].astype(int)
+            pick, copy = np.repeat(np.arange(140), times), np.concatenate([np.arange(n) for n in times])
+            main, control = judged[pick], scores[pick[rest[pick]], column]
+            pick, copy = pick[main], copy[main]
+            unit = fold[pick], groups[pick]
+            drawn.append(brute(scores[pick, column], hard[pick, column], labels[pick], unit, copy, control))
         low, high = np.quantile(drawn[1:], [0.025, 0.975], axis=0)
         for at, estimate in enumerate((made.auroc, made.balanced_accuracy, made.recall)):
             got = estimate.value[column], estimate.low[column], estimate.high[column]
@@ -324,16 +337,19 @@ def test_the_undefined_is_nan_with_a_reason():
     assert not np.isnan(alone.auroc.value).any()
 
 
-def test_intervals_hold_the_expected_auroc_about_as_often_as_they_say():
-    """Rows of a group share a level, and most groups have one label: intervals over rows would be too narrow."""
+@pytest.mark.parametrize("twins", [False, True])
+def test_intervals_hold_the_expected_auroc_about_as_often_as_they_say(twins):
+    """Rows of a group share a level. Twins: a row of either label, told apart better than rows of two groups are."""
     rng = np.random.default_rng(0)
-    groups = np.repeat(np.arange(60), 4)
+    groups = np.repeat(np.arange(64), 2)
     made = []
-    for number in range(100):
-        labels = rng.random(240) < np.where(rng.random(60) < 0.5, 0.9, 0.1)[groups]
-        scores = (rng.standard_normal(60)[groups] + 0.5 * rng.standard_normal(240) + labels)[:, None]
-        found = measure(scores, scores > 0.5, labels, groups, groups % 4, draws=DRAWS, seed=number).auroc
+    for number in range(150):
+        labels = np.arange(128) % 2 == 0 if twins else rng.random(128) < np.where(rng.random(64) < 0.5, 0.9, 0.1)[groups]
+        scores = (rng.standard_normal(64)[groups] + 0.5 * rng.standard_normal(128) + labels)[:, None]
+        found = measure(scores, scores > 0.5, labels, groups, groups % 8, draws=DRAWS, seed=number).auroc
         made.append((found.low[0], found.value[0], found.high[0]))
     low, value, high = np.array(made).T
-    assert 0.86 < np.mean((low <= value.mean()) & (value.mean() <= high)) <= 1.0
-    assert (high - low).mean() == pytest.approx(2 * 1.96 * value.std(), rel=0.25)
+    width = (high - low).mean()
+    assert 0.89 < np.mean((low <= value.mean()) & (value.mean() <= high)) <= 1.0
+    assert width == pytest.approx(2 * 1.96 * value.std(), rel=0.25)
+    assert ((low + high) / 2 - value).mean() == pytest.approx(0, abs=0.05 * width)

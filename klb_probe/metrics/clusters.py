@@ -43,27 +43,47 @@ class Clusters:
         self.weights = resample(stratum[first], draws, seed)  # [draw, cluster]
 
     def auroc(
-        self, values: np.ndarray, positive: np.ndarray, negative: np.ndarray, strata: np.ndarray | None = None
+        self,
+        values: np.ndarray,
+        positive: np.ndarray,
+        negative: np.ndarray,
+        strata: np.ndarray | None = None,
+        *,
+        copies: bool = True,
     ) -> Estimate:
         """P(value of a positive row > value of a negative one), ties half; only within a stratum where there are some."""
-        return self.estimate(self.auroc_draws(values, positive, negative, strata), positive | negative)
+        return self.estimate(self.auroc_draws(values, positive, negative, strata, copies=copies), positive | negative)
 
     def auroc_draws(
-        self, values: np.ndarray, positive: np.ndarray, negative: np.ndarray, strata: np.ndarray | None = None
+        self,
+        values: np.ndarray,
+        positive: np.ndarray,
+        negative: np.ndarray,
+        strata: np.ndarray | None = None,
+        *,
+        copies: bool = True,
     ) -> np.ndarray:
-        """That AUROC: of the sample, then of each draw ``[1 + draw, layer]``."""
+        """That AUROC: of the sample, then of each draw ``[1 + draw, layer]``.
+
+        ``copies``: whether a cluster that is drawn twice is compared with its own copy. With few clusters a stratum this gives
+        comparisons within a cluster more weight in the draws than they have in the sample, and moves the interval.
+        """
         values = np.asarray(values, float)
         strata = np.zeros(len(values), int) if strata is None else pd.factorize(strata)[0]
         weights = self._with_sample()
+        # What w copies add to w * w comparisons of a cluster with itself, to be taken off.
+        surplus = np.zeros_like(weights) if copies else weights * (weights - 1)
         wins, trials = np.zeros((len(weights), values.shape[1])), np.zeros(len(weights))
         for stratum in np.intersect1d(strata[positive], strata[negative]):
             upper, lower = (np.flatnonzero(side & (strata == stratum)) for side in (positive, negative))
             (first, above), (second, below) = self._members(upper), self._members(lower)
-            first, second = weights[:, first], weights[:, second]
-            trials += (first @ above.sum(1)) * (second @ below.sum(1))
+            both, *own = np.intersect1d(first, second, return_indices=True)
+            first, second, extra = weights[:, first], weights[:, second], surplus[:, both]
+            held = np.outer(above.sum(1), below.sum(1))
+            trials += einsum(first @ held, second, "b g, b g -> b") - extra @ held[tuple(own)]
             for number, column in enumerate(values.T):
                 won = above @ np.heaviside(column[upper][:, None] - column[lower], 0.5) @ below.T  # [cluster, cluster]
-                wins[:, number] += einsum(first @ won, second, "b g, b g -> b")
+                wins[:, number] += einsum(first @ won, second, "b g, b g -> b") - extra @ won[tuple(own)]
         with np.errstate(invalid="ignore", divide="ignore"):
             return wins / trials[:, None]
 

@@ -1,7 +1,8 @@
 """How well scores tell two labels apart, with intervals that resample groups.
 
 Scores of different folds come from different fits, so AUROC compares rows within a fold only, and the comparisons are pooled.
-Groups are resampled within the fold that tested them. A row whose score is NaN in any column is left out.
+Groups are resampled within the fold that tested them, and one that is drawn twice is not compared with its own copy: with a
+dozen groups a fold this would favour comparisons within a group. A row whose score is NaN in any column is left out.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def measure(
     here = judged | controls
     scores, hard, positive, negative, controls, fold = (one[here] for one in (scores, hard, positive, negative, controls, fold))
     clusters = Clusters(groups[here], fold, draws=draws, seed=seed)
-    auroc, notes = clusters.auroc(scores, positive, negative, fold), []
+    auroc, notes = clusters.auroc(scores, positive, negative, fold, copies=False), []
     if np.isnan(auroc.value).all():
         notes.append("no fold was tested on both labels")
     right = (hard == labels[here][:, None]).astype(float)
@@ -118,7 +119,7 @@ def selectivity(
         there = ~np.isnan(scores).any(1)
         if too_few(int((labels & there).sum()), int((~labels & there).sum())):
             return np.full((1 + draws, scores.shape[1]), np.nan)
-        return clusters.auroc_draws(scores, labels & there, ~labels & there, fold[here])
+        return clusters.auroc_draws(scores, labels & there, ~labels & there, fold[here], copies=False)
 
     controls = np.mean([auroc(*one) for one in shuffled], axis=0)
     return clusters.estimate(auroc(scores, labels) - controls, np.ones(int(here.sum()), bool))
