@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from planted_signals import lied, rows, signals
 
-from klb_probe.pairing.clusters import Clusters
+from klb_probe.metrics.clusters import Clusters
 from klb_probe.pairing.join import join
 from klb_probe.pairing.selection import LAYER, NESTED, deal, max_p, nested, selection, units
 from klb_probe.signals.statistics import plain_auroc
@@ -17,7 +17,7 @@ def noise(rng, n_layers=30, trajectories=20, each=5):
     """Labels and margins that have nothing to do with each other."""
     rounds = pd.DataFrame({"trajectory": np.repeat(np.arange(trajectories), each), "condition": "emergent"})
     lies = rng.random(len(rounds)) < 0.4
-    return Clusters(rounds, draws=10), lies, rng.standard_normal((len(rounds), n_layers))
+    return Clusters(rounds["trajectory"], rounds["condition"], draws=10), lies, rng.standard_normal((len(rounds), n_layers))
 
 
 def test_nested_selection_of_noise_is_chance_and_the_naive_maximum_is_not():
@@ -58,12 +58,13 @@ def test_what_a_case_alone_gives_is_chance_and_not_worse():
     domain, condition, case = (part.reshape(-1) for part in np.indices((8, 2, 6)))
     rounds = pd.DataFrame({"trajectory": 2 * domain + condition, "domain": domain, "condition": "any"})
     values, lies = rng.standard_normal((48, 10))[6 * domain + case], condition == 1
-    clusters = Clusters(rounds, draws=10)
+    clusters = Clusters(rounds["trajectory"], rounds["condition"], draws=10)
     together = nested(values, lies, ~lies, clusters, units(rounds, lies, ~lies, clusters)).estimate.value[0]
     assert together == pytest.approx(0.5)
     assert nested(values, lies, ~lies, clusters).estimate.value[0] < 0.45
     alone = rounds[domain == 0]
-    assert (units(alone, lies[domain == 0], ~lies[domain == 0], Clusters(alone, draws=10)) == [0] * 6 + [1] * 6).all()
+    clusters = Clusters(alone["trajectory"], alone["condition"], draws=10)
+    assert (units(alone, lies[domain == 0], ~lies[domain == 0], clusters) == [0] * 6 + [1] * 6).all()
 
 
 def test_the_fold_left_out_has_no_say():
@@ -89,7 +90,7 @@ def test_no_more_folds_than_trajectories_with_lies():
     values[:, 4] -= 5 * lies
     found = nested(values, lies, ~lies, clusters)
     assert found.layers == [4, 4, 4]
-    assert found.estimate.n_trajectories == 20
+    assert found.estimate.n_clusters == 20
 
 
 def test_no_split_where_lies_are_in_one_trajectory():

@@ -9,7 +9,7 @@ from planted_signals import at, lied, owed, row, rows, signals
 from scipy.stats import norm, spearmanr
 
 from klb_probe.errors import KlbError
-from klb_probe.pairing.clusters import Clusters
+from klb_probe.metrics.clusters import Clusters
 from klb_probe.pairing.join import join
 from klb_probe.pairing.statistics import statistics
 
@@ -178,7 +178,7 @@ def test_intervals_hold_chance_about_as_often_as_they_say():
     for number in range(120):
         propensity, level = rng.random(30).repeat(6), rng.standard_normal(30).repeat(6)
         lies = rng.random(180) < propensity
-        clusters = Clusters(rounds, draws=300, seed=number)
+        clusters = Clusters(rounds["trajectory"], rounds["condition"], draws=300, seed=number)
         found = clusters.auroc((level + rng.standard_normal(180))[:, None], lies, ~lies)
         held.append(found.low[0] <= 0.5 <= found.high[0])
     assert 0.88 < np.mean(held) <= 1.0
@@ -205,7 +205,7 @@ def drawn():
         }
     )
     values, positive = rng.standard_normal((40, 2)), rng.random(40) < 0.5
-    clusters = Clusters(rounds, draws=30, seed=1)
+    clusters = Clusters(rounds["trajectory"], rounds["condition"], draws=30, seed=1)
     picks = [np.repeat(np.arange(40), weight[clusters.index].astype(int)) for weight in clusters.weights]
     return clusters, rounds, values, positive, picks
 

@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from klb_probe.metrics.bootstrap import DRAWS
-from klb_probe.pairing.clusters import Clusters
+from klb_probe.metrics.clusters import Clusters
 from klb_probe.pairing.moments import Moment, moments, too_few
 from klb_probe.pairing.words import words_scores
 from klb_probe.signals.statistics import folded_quantile, plain_auroc
@@ -57,7 +57,7 @@ def baselines(
         moment = next(moments(part))
         own = part.drop_duplicates("round_id").set_index("round_id")["own_margin"]
         here = {name: _at(moment, *pair) for name, pair in {OWN: (own, None), **scores}.items()}
-        clusters = Clusters(moment.rounds, draws=draws, seed=seed)
+        clusters = Clusters(moment.rounds["trajectory"], moment.rounds["condition"], draws=draws, seed=seed)
         for condition, group in moment.groups().items():
             lines = [_scored(name, *pair, moment, clusters, group) for name, pair in here.items()]
             lines += _random(readouts, moment, group)
@@ -97,7 +97,7 @@ def _scored(
     line["note"] = too_few(int(lies.sum()), int(honest.sum()))
     if not line["note"]:
         found = clusters.auroc(values[:, None], lies, honest, strata)
-        line |= {"value": found.value[0], "low": found.low[0], "high": found.high[0], "n_trajectories": found.n_trajectories}
+        line |= {"value": found.value[0], "low": found.low[0], "high": found.high[0], "n_trajectories": found.n_clusters}
     return line
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 
 from klb_probe.errors import KlbError
 from klb_probe.metrics.bootstrap import DRAWS
-from klb_probe.pairing.clusters import Clusters
+from klb_probe.metrics.clusters import Clusters
 from klb_probe.pairing.join import Paired
 from klb_probe.pairing.moments import ALL
 from klb_probe.pairing.selection import NESTED
@@ -37,12 +37,12 @@ def turn_curves(
         raise KlbError(f"no owed round has signals of lens {lens}, layer {layer}, at {position}")
     lines = []
     for (lied, turn), group in readings.groupby(["lied", "turn"]):
-        clusters = Clusters(group, draws=draws, seed=seed)
+        clusters = Clusters(group["trajectory"], group["condition"], draws=draws, seed=seed)
         everything = np.ones(len(group), bool)
         values = group[["margin"]].to_numpy(float)
         mean = clusters.estimate(clusters.offset(values, everything, everything), everything)
         found = {"value": mean.value[0], "low": mean.low[0], "high": mean.high[0], "n": len(group)}
-        lines.append({"lied": lied, "turn": turn, **found, "n_trajectories": mean.n_trajectories})
+        lines.append({"lied": lied, "turn": turn, **found, "n_trajectories": mean.n_clusters})
     return pd.DataFrame(lines), readings
 
 

@@ -25,7 +25,7 @@ import pandas as pd
 from scipy.stats import rankdata
 
 from klb_probe.metrics.bootstrap import DRAWS
-from klb_probe.pairing.clusters import Clusters, Estimate
+from klb_probe.metrics.clusters import Clusters, Estimate
 from klb_probe.pairing.moments import Moment, moments, too_few
 from klb_probe.signals.statistics import plain_auroc
 
@@ -60,7 +60,7 @@ def selection(
     """
     parts = []
     for moment in moments(table):
-        clusters = Clusters(moment.rounds, draws=draws, seed=seed)
+        clusters = Clusters(moment.rounds["trajectory"], moment.rounds["condition"], draws=draws, seed=seed)
         for condition, group in moment.groups().items():
             lines = _lines(moment, clusters, group, permutations, seed, folds)
             parts.append(pd.DataFrame(lines).assign(position=moment.position, lens=moment.lens, condition=condition))
@@ -98,7 +98,7 @@ def _lines(
         first["note"] = "no split with lies and non-lies on both sides"
     else:
         found = split.estimate
-        first |= {"value": found.value[0], "low": found.low[0], "high": found.high[0], "n_trajectories": found.n_trajectories}
+        first |= {"value": found.value[0], "low": found.low[0], "high": found.high[0], "n_trajectories": found.n_clusters}
         first["layer"] = moment.layers[Counter(split.layers).most_common(1)[0][0]]
         first["chosen"] = " ".join(str(moment.layers[layer]) for layer in split.layers)
         first["low_is_lie"] = f"{sum(split.low_is_lie)} of {len(split.low_is_lie)}"

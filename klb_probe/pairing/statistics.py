@@ -36,7 +36,7 @@ import numpy as np
 import pandas as pd
 
 from klb_probe.metrics.bootstrap import DRAWS
-from klb_probe.pairing.clusters import Clusters, Estimate
+from klb_probe.metrics.clusters import Clusters, Estimate
 from klb_probe.pairing.moments import FEWEST, Moment, moments, too_few
 
 FALSE_POSITIVES = 0.01
@@ -66,7 +66,7 @@ def statistics(table: pd.DataFrame, *, draws: int = DRAWS, seed: int = 0) -> pd.
     """
     parts = []
     for moment in moments(table):
-        clusters = Clusters(moment.rounds, draws=draws, seed=seed)
+        clusters = Clusters(moment.rounds["trajectory"], moment.rounds["condition"], draws=draws, seed=seed)
         for condition, group in moment.groups().items():
             parts += [_table(moment, condition, line) for line in _lines(moment, clusters, group)]
     return pd.concat(parts, ignore_index=True)[COLUMNS]
@@ -185,7 +185,7 @@ def _table(moment: Moment, condition: str, line: _Line) -> pd.DataFrame:
             "n_nonlies": line.n_nonlies,
             "n_cases": pd.array([line.n_cases] * len(moment.layers), dtype="Int64"),
             "n_control": pd.array([line.n_control] * len(moment.layers), dtype="Int64"),
-            "n_trajectories": found.n_trajectories if found else 0,
+            "n_trajectories": found.n_clusters if found else 0,
             "note": line.note,
         }
     )
