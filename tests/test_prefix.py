@@ -78,3 +78,59 @@ def test_every_prompt_is_read_once_whatever_the_batch_size():
     model, prompts = tiny_model("llama"), prompts_with_shared_prefixes()
     one, many = (read_all(model, prompts, min_shared=4, batch_size=size)[0] for size in (1, 100))
     torch.testing.assert_close(one, many, atol=2e-5, rtol=1e-4)
+
+
+def spans(prompts, seed=1) -> list[list[int]]:
+    """Positions of different numbers, some of them early."""
+    generator = torch.Generator().manual_seed(seed)
+    chosen = []
+    for prompt in prompts:
+        n = int(torch.randint(1, min(6, len(prompt)) + 1, (1,), generator=generator))
+        late = range(len(prompt) // 2, len(prompt))
+        chosen.append(sorted({late[int(i)] for i in torch.randint(0, len(late), (n,), generator=generator)}))
+    chosen[0] = [0, len(prompts[0]) - 1]
+    return chosen
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "gpt2", "qwen3_5"])
+@pytest.mark.parametrize("token_ids", [[5, 6], []])
+def test_positions_of_their_own_are_read_as_in_plain_reads(family, token_ids):
+    model, prompts = tiny_model(family), prompts_with_shared_prefixes()
+    wanted = spans(prompts)
+    assert len({len(places) for places in wanted}) > 2
+    seen = []
+    for indices, capture in prefill(model, prompts, range(LAYERS), token_ids, positions=wanted, min_shared=2, batch_size=3):
+        assert capture.residuals.shape[2] == max(len(wanted[index]) for index in indices)
+        assert capture.logits.shape == (len(indices), capture.residuals.shape[2], len(token_ids))
+        for row, index in enumerate(indices):
+            n = len(wanted[index])
+            plain = model.residuals([prompts[index]], range(LAYERS), wanted[index])[:, 0]
+            torch.testing.assert_close(capture.residuals[:, row, :n], plain, atol=1e-5, rtol=1e-4)
+            last = capture.residuals[:, row, n - 1 : n].expand(-1, capture.residuals.shape[2] - n, -1)
+            torch.testing.assert_close(capture.residuals[:, row, n:], last, atol=0, rtol=0)
+            with torch.no_grad():
+                own = model.model(torch.tensor([prompts[index]])).logits[0, wanted[index]][:, token_ids]
+            torch.testing.assert_close(capture.logits[row, :n], own, atol=2e-5, rtol=1e-4)
+        seen += indices
+    assert sorted(seen) == list(range(len(prompts)))
+
+
+def test_prompts_share_what_comes_before_the_first_position_and_one_that_is_read_early_spoils_nothing():
+    generator = torch.Generator().manual_seed(3)
+    stem = torch.randint(3, 49_000, (50,), generator=generator).tolist()
+    prompts = [[*stem, i, i + 1, i + 2] for i in range(10, 16)]
+    late = [[50, 52]] * len(prompts)
+    model = tiny_model("llama")
+
+    def computed(positions):
+        seen = []
+        handle = model.layout.blocks[0].register_forward_hook(lambda _m, _i, out: seen.append(out.shape[0] * out.shape[1]))
+        try:
+            list(prefill(model, prompts, range(LAYERS), [], positions=positions, min_shared=16))
+        finally:
+            handle.remove()
+        return sum(seen)
+
+    assert computed(late) == len(stem) + 3 * len(prompts)
+    assert computed([[3, 52], *late[1:]]) == len(prompts[0]) + len(stem) + 3 * (len(prompts) - 1)
+    assert computed([[40, 52]] * len(prompts)) == 40 + 13 * len(prompts)

@@ -127,7 +127,10 @@ class HuggingFaceModel:
         def keep(layer: int, output: Tensor) -> None:
             captured[layer] = output[rows.to(output.device), positions.to(output.device)].clone()
 
-        columns, inverse = torch.unique(positions, return_inverse=True)
+        # Where no logits are wanted, the head still has to be run somewhere.
+        columns, inverse = torch.unique(
+            positions if len(token_ids) else positions[:1, :1].expand_as(positions), return_inverse=True
+        )
         moved = {key: value.to(self.device) if torch.is_tensor(value) else value for key, value in inputs.items()}
         with self._hooks(layers, keep):
             output = self.model(ids.to(self.device), logits_to_keep=columns.to(self.device), **moved)

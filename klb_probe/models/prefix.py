@@ -23,24 +23,30 @@ def prefill(
     layers: Sequence[int],
     token_ids: Sequence[int],
     *,
+    positions: Sequence[Sequence[int]] | None = None,
     batch_size: int = 8,
     min_shared: int = 32,
 ) -> Iterator[tuple[list[int], Capture]]:
-    """Read every prompt at its last token.
+    """Read every prompt at its last token, or at positions of its own.
 
     Args:
         model: The model.
         prompts: Token ids, at least one a prompt.
         layers: Layers to capture.
         token_ids: Tokens whose own logits are wanted.
+        positions: What to read of each prompt: indices into it, at least one, ascending. What comes before the first of them
+            can be shared.
         batch_size: Most prompts in one forward pass.
         min_shared: Fewest tokens that make a shared prefix worth a forward pass and a cache of its own.
 
     Yields:
-        Indices into ``prompts`` and their :class:`Capture` with one position each, in trie order, every prompt once.
+        Indices into ``prompts`` and their :class:`Capture`, in trie order, every prompt once. It has as many positions as the
+        longest list of the batch; shorter lists are filled up with their last position.
     """
     order = sorted(range(len(prompts)), key=lambda index: list(prompts[index]))
-    walk = _Walk(model, prompts, layers, token_ids, batch_size, min_shared)
+    if positions is None:
+        positions = [(len(prompt) - 1,) for prompt in prompts]
+    walk = _Walk(model, prompts, positions, layers, token_ids, batch_size, min_shared)
     yield from walk.visit(order, 0, model.new_cache())
 
 
@@ -48,6 +54,7 @@ def prefill(
 class _Walk:
     model: ResidualModel
     prompts: Sequence[Sequence[int]]
+    positions: Sequence[Sequence[int]]
     layers: Sequence[int]
     token_ids: Sequence[int]
     batch_size: int
@@ -64,8 +71,7 @@ class _Walk:
             yield from self.visit(branch, shared, branch_cache)
         leaves.sort(key=lambda index: len(self.prompts[index]))
         for batch in chunks(leaves, self.batch_size):
-            rests = [self.prompts[index][depth:] for index in batch]
-            yield list(batch), _read(self.model, rests, cache, self.layers, self.token_ids)
+            yield list(batch), self.read(batch, depth, cache)
 
     def split(self, group: list[int], depth: int) -> tuple[list[list[int]], list[int]]:
         """The branches of a group that share enough beyond ``depth`` to be worth a cache, and the prompts in none."""
@@ -73,10 +79,11 @@ class _Walk:
         if len(group) > 1 and shared - depth >= self.min_shared:
             return [group], []
         worth: list[list[int]] = []
-        leaves: list[int] = []
-        for _, branch in groupby(group, key=lambda index: tuple(self.prompts[index][shared : shared + 1])):
+        leaves = [index for index in group if self.positions[index][0] == shared]  # they share no more, with whomever
+        others = [index for index in group if self.positions[index][0] > shared]
+        for _, branch in groupby(others, key=lambda index: self.prompts[index][shared]):
             members = list(branch)
-            if len(members) == 1 or self.shared_length(members) == shared:  # one prompt, or copies of one
+            if len(members) == 1:
                 leaves += members
             else:
                 deeper_worth, deeper_leaves = self.split(members, depth)
@@ -85,20 +92,21 @@ class _Walk:
         return worth, leaves
 
     def shared_length(self, group: list[int]) -> int:
-        """Tokens shared by a sorted group, leaving every prompt its last token to be read."""
+        """Tokens shared by a sorted group, leaving every prompt the first that is to be read."""
         first, last = self.prompts[group[0]], self.prompts[group[-1]]
         both = zip(first, last, strict=False)
         shared = next((i for i, (a, b) in enumerate(both) if a != b), min(len(first), len(last)))
-        return min(shared, *(len(self.prompts[index]) - 1 for index in group))
+        return min(shared, *(self.positions[index][0] for index in group))
 
-
-def _read(
-    model: ResidualModel, rests: list[Sequence[int]], cache: Any, layers: Sequence[int], token_ids: Sequence[int]
-) -> Capture:
-    longest = max(map(len, rests))
-    # Right padding needs no mask: under causal attention nothing real looks at what comes after it.
-    ids = torch.tensor([[*rest, *[rest[-1]] * (longest - len(rest))] for rest in rests])
-    last = torch.tensor([[len(rest) - 1] for rest in rests])
-    leaf_cache = copy.deepcopy(cache)
-    leaf_cache.reorder_cache(torch.zeros(len(rests), dtype=torch.long))  # every row continues the one cached row
-    return model.capture(ids, layers, last, token_ids, leaf_cache)
+    def read(self, batch: Sequence[int], depth: int, cache: Any) -> Capture:
+        """Read what comes after the shared tokens of some prompts."""
+        rests = [self.prompts[index][depth:] for index in batch]
+        places = [[position - depth for position in self.positions[index]] for index in batch]
+        longest = max(map(len, rests))
+        # Right padding needs no mask: under causal attention nothing real looks at what comes after it.
+        ids = torch.tensor([[*rest, *[rest[-1]] * (longest - len(rest))] for rest in rests])
+        most = max(map(len, places))
+        wanted = torch.tensor([[*place, *[place[-1]] * (most - len(place))] for place in places])
+        leaf_cache = copy.deepcopy(cache)
+        leaf_cache.reorder_cache(torch.zeros(len(rests), dtype=torch.long))  # every row continues the one cached row
+        return self.model.capture(ids, self.layers, wanted, self.token_ids, leaf_cache)

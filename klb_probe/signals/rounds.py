@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from klb_probe.dialogue.environment import NO_OUTCOME
 from klb_probe.dialogue.prefixes import KeptPrefixes
 from klb_probe.lens.margin import Lens
 from klb_probe.models.key_values import KeyValues
 from klb_probe.models.residual_model import ResidualModel
-from klb_probe.signals.spots import Spot, Unmapped, spots_of, unplaced_claim
+from klb_probe.signals.spots import Spot, Unmapped, spots_of_round, unplaced_claim
 
 _KEPT_TOKENS = 32_768
 RANDOM_READOUTS = 8  # of the first lens, read beside it: what any direction of the same residuals gives
@@ -60,11 +59,7 @@ def round_signals(
     kept = prefixes_for(model) if kept is None else kept
     rows: list[dict[str, Any]] = []
     unmapped: list[Unmapped] = []
-    last = max((turn["turn"] for turn in turns if turn["part"] == "agent"), default=None)
-    closed = row.get("outcome") not in (None, NO_OUTCOME)
-    for turn in turns:
-        tools = closing_tools if closed and turn["turn"] == last else ()  # an attempt that was refused closes nothing
-        spots, missing = spots_of(turn, row, tools, model.tokenizer)
+    for turn, spots, missing in spots_of_round(turns, row, closing_tools, model.tokenizer):
         unmapped += missing
         if spots:
             rows += _read_turn(model, lenses, turn, spots, kept)

@@ -15,10 +15,11 @@ The first six are a *trace*: nothing was asked for them. They are never pooled w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from klb_probe.dialogue.environment import NO_OUTCOME
 from klb_probe.dialogue.sidecar import message_span
 from klb_probe.dialogue.spoken import text_ends
 
@@ -42,6 +43,17 @@ class Unmapped:
     turn: int
     kind: Kind
     why: str
+
+
+def spots_of_round(
+    turns: Sequence[Mapping[str, Any]], row: Mapping[str, Any], closing_tools: Iterable[str], tokenizer: Any
+) -> Iterator[tuple[Mapping[str, Any], list[Spot], list[Unmapped]]]:
+    """Every turn of a round with its moments; arguments as of :func:`spots_of`."""
+    last = max((turn["turn"] for turn in turns if turn["part"] == "agent"), default=None)
+    closed = row.get("outcome") not in (None, NO_OUTCOME)
+    for turn in turns:
+        tools = closing_tools if closed and turn["turn"] == last else ()  # an attempt that was refused closes nothing
+        yield turn, *spots_of(turn, row, tools, tokenizer)
 
 
 def spots_of(

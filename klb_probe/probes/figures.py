@@ -1,0 +1,258 @@
+"""Figures of probes. Each draws what a table holds and computes no statistic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg", force=False)
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from klb_probe.probes.tables import (
+    CHANCE,
+    CONTROLS,
+    JLENS,
+    LENGTH,
+    LOGIT,
+    PROBE,
+    RANDOM,
+    SHUFFLED,
+    SUBSPACE,
+    WORDS,
+    control,
+    counted,
+    main_estimator,
+    main_split,
+    names_of,
+    nested_probes,
+    whole,
+)  # fmt: skip
+from klb_probe.probes.transfer_figure import transfer_map
+
+__all__ = ["auroc_by_layer", "score_distributions", "side_by_side", "transfer_map"]
+
+# Okabe-Ito colours, distinguishable by people with colour blindness: probes are solid and coloured, controls are not solid.
+_ESTIMATORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
+_BY_LAYER = {SUBSPACE: ("black", "--"), JLENS: ("#56B4E9", "--"), LOGIT: ("#777777", "--")}
+_FLAT = {WORDS: ("black", ":"), LENGTH: ("#777777", ":"), RANDOM: ("#777777", "-.")}
+_CONTROL_MARKS = dict(zip(CONTROLS, "xP^sDvo", strict=True))
+_LABELS = {True: "#D55E00", False: "#0072B2"}
+_STYLES = ("-", "--", ":", "-.")
+_BINS = 24
+_LEGEND_INCHES = 1.9  # of one column
+
+
+def auroc_by_layer(probes: pd.DataFrame) -> Figure:
+    """A panel a question and position: AUROC of the probes by layer with 95 % bands, and the controls of ``probes.csv``.
+
+    Grey band: range over the shuffled-label runs (a single run: its 95 % interval). Of other controls the strongest over
+    estimators is drawn. Markers: the layer chosen within the training folds. Of several splits, held-out domains.
+    """
+    rows = main_split(probes)
+    names = names_of(rows[rows["feature"] == PROBE]["estimator"])
+    figure, panels = _panels(rows, 4.3, 3.0)
+    for axis, question, position, here in panels:
+        for at, name in enumerate(names):
+            _draw_probe(axis, here[(here["feature"] == PROBE) & (here["estimator"] == name)], name, at)
+        _draw_controls_by_layer(axis, here)
+        axis.axhline(CHANCE, color="black", lw=0.6)
+        axis.set_title(f"{question}, {position}\n{_panel_count(here)}", fontsize=9)
+        axis.set_xlabel("layer (output of block)")
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.set_ylabel("AUROC, held-out rows")
+        axis.set_ylim(_lowest(rows), 1.03)
+    _outside_legend(figure)
+    splits = ", ".join(map(str, dict.fromkeys(rows["split"])))
+    figure.suptitle(
+        f"AUROC by layer, folds: {splits}; bands and bars: 95 % bootstrap over groups\n"
+        "dots: layer chosen within the training folds, at the one chosen most often; thin line: chance",
+        fontsize=10,
+    )
+    return figure
+
+
+def _panels(rows: pd.DataFrame, wide: float, high: float) -> tuple[Figure, list[tuple[Axes, str, str, pd.DataFrame]]]:
+    """Axes for each question and position that exist: a row a question, or three across if each has one position."""
+    found = [(*key, here) for key, here in rows.groupby(["question", "position"], sort=False)]
+    most = max((sum(one[0] == other[0] for other in found) for one in found), default=1)
+    questions = names_of(pd.Series([one[0] for one in found], dtype=object))
+    if most == 1:
+        across = max(1, min(3, len(found)))
+        places = [divmod(at, across) for at in range(len(found))]
+    else:
+        across = most
+        places = [(down, at) for down, name in enumerate(questions) for at in range(sum(one[0] == name for one in found))]
+        found = [one for name in questions for one in found if one[0] == name]
+    down = 1 + max((place[0] for place in places), default=0)
+    figure = Figure(figsize=(max(7.6, wide * across), high * down + 1.4), layout="constrained")
+    axes = figure.subplots(down, across, squeeze=False)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    panels = [(axes[place], *one) for place, one in zip(places, found, strict=True)]
+    for axis, *_ in panels:
+        axis.set_axis_on()
+    if not found:
+        axes[0, 0].text(0.5, 0.5, "nothing to draw", ha="center")
+    return figure, panels
+
+
+def _panel_count(rows: pd.DataFrame) -> str:
+    probes = rows[rows["feature"] == PROBE]
+    lines = pd.concat([probes[probes["choice"] == "nested"], probes, rows])
+    return counted(next(lines.itertuples()))
+
+
+def _lowest(rows: pd.DataFrame) -> float:
+    """The lower end of a common AUROC axis."""
+    least = np.nanmin([CHANCE - 0.15, rows["auroc"].min(), rows["auroc_low"].min()])
+    return max(-0.03, float(least) - 0.03)
+
+
+def _draw_controls_by_layer(axis: Axes, rows: pd.DataFrame) -> None:
+    by_layer = rows[(rows["choice"] == "layer") & rows["auroc"].notna()]
+    shuffled = by_layer[by_layer["feature"] == SHUFFLED].groupby("layer")
+    if len(shuffled):
+        single = shuffled.size().max() == 1
+        low, high = (shuffled["auroc_low"].min(), shuffled["auroc_high"].max()) if single else (None, None)
+        if low is None or low.isna().all():
+            low, high = shuffled["auroc"].min(), shuffled["auroc"].max()
+        axis.fill_between(low.index, low, high, color="#999999", alpha=0.35, lw=0, zorder=0.5, label=SHUFFLED)
+    for name, (colour, style) in _BY_LAYER.items():
+        line = by_layer[by_layer["feature"] == name].groupby("layer")["auroc"].max()
+        if len(line):
+            axis.plot(line.index, line, style, color=colour, lw=1.3, zorder=1.5, label=name)
+    for name, (colour, style) in _FLAT.items():
+        values = rows.loc[(rows["feature"] == name) & (rows["choice"] != "layer"), "auroc"].dropna()
+        if len(values):
+            axis.axhline(values.max(), color=colour, ls=style, lw=1.3, zorder=1.5, label=name)
+
+
+def _draw_probe(axis: Axes, rows: pd.DataFrame, name: str, at: int) -> None:
+    colour = _ESTIMATORS[at % len(_ESTIMATORS)]
+    line = rows[(rows["choice"] == "layer") & rows["auroc"].notna()].sort_values("layer")
+    if len(line):
+        axis.plot(line["layer"], line["auroc"], color=colour, lw=1.5, label=name)
+        axis.fill_between(line["layer"], line["auroc_low"], line["auroc_high"], color=colour, alpha=0.1, lw=0)
+    for chosen in rows[(rows["choice"] == "nested") & rows["auroc"].notna()].itertuples():
+        # Estimators that chose the same layer would hide each other.
+        place = chosen.layer + 0.25 * (at % len(_ESTIMATORS) - 2)
+        axis.errorbar(place, chosen.auroc, _bars(chosen), color=colour, marker="o", mec="black", ms=5, lw=1.3, zorder=3)
+
+
+def _bars(line: Any) -> list[list[float]]:
+    """Lengths of the error bar below and above a row's AUROC; none where the row has no interval."""
+    return np.nan_to_num([[line.auroc - line.auroc_low], [line.auroc_high - line.auroc]]).clip(0).tolist()
+
+
+def _outside_legend(figure: Figure) -> None:
+    """One legend for all panels under the figure, so that it hides no curve."""
+    shown: dict[str, Any] = {}
+    for axis in figure.axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            shown.setdefault(label, handle)
+    if shown:
+        labels = sorted(shown, key=lambda label: label in CONTROLS)  # probes first
+        columns = int(figure.get_figwidth() // _LEGEND_INCHES)
+        handles = [shown[label] for label in labels]
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
+
+
+def score_distributions(scores: pd.DataFrame, estimator: str | None = None) -> Figure:
+    """Histograms of out-of-fold scores, a panel a question and position, a line a framing and label.
+
+    Args:
+        scores: Rows as in ``scores.csv``.
+        estimator: Default: logistic regression, else the first.
+    """
+    estimator = estimator or main_estimator(scores)
+    rows = scores[(scores["estimator"] == estimator) & scores["score"].notna()]
+    figure, panels = _panels(rows, 4.0, 3.2)
+    for axis, question, position, here in panels:
+        edges = np.histogram_bin_edges(here["score"], _BINS)
+        framings = names_of(here["framing"].astype(object).where(here["framing"].notna(), "rounds"))
+        for (framing, label), group in _groups(here):
+            each = np.full(len(group), 1 / len(group))
+            style = _STYLES[framings.index(framing) % len(_STYLES)]
+            name, colour = f"{framing}, {'yes' if label else 'no'}: n = {len(group)}", _LABELS[label]
+            axis.hist(group["score"], edges, weights=each, histtype="stepfilled", color=colour, alpha=0.15)
+            axis.hist(group["score"], edges, weights=each, histtype="step", color=colour, ls=style, lw=1.5, label=name)
+        axis.axvline(0, color="black", lw=0.6)
+        axis.set_xlabel("score (s.d. of training negatives)")
+        axis.set_ylabel("share of rows")
+        columns = 1 if len(axis.get_legend_handles_labels()[1]) < 4 else 2
+        axis.legend(
+            title=f"{question}, {position}", loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0, alignment="left",
+            ncols=columns, handlelength=1.3, columnspacing=1, fontsize=7.5, title_fontsize=9, frameon=False,
+        )  # fmt: skip
+    figure.suptitle(
+        f"Out-of-fold scores of {estimator or 'probes'}, layer chosen within the folds\n"
+        "yes, no: the label; share: within a framing and label; line: mean of training negatives",
+        fontsize=10,
+    )
+    return figure
+
+
+def _groups(rows: pd.DataFrame) -> Iterator[tuple[tuple[str, bool], pd.DataFrame]]:
+    framing = rows["framing"].astype(object).where(rows["framing"].notna(), "rounds")  # a round has no framing
+    for (name, label), group in rows.groupby([framing, rows["label"].astype(bool)], sort=False):
+        yield (name, bool(label)), group
+
+
+def side_by_side(probes: pd.DataFrame) -> Figure:
+    """Questions beside each other: nested AUROC of every estimator with its interval, and its strongest controls.
+
+    A panel a position, questions across; the marks right of the dots are controls (of several estimators the strongest).
+    """
+    nested = main_split(nested_probes(probes))
+    questions, positions, names = (names_of(nested[key]) for key in ("question", "position", "estimator"))
+    wide = max(7.6, 1.5 * len(questions) + 1.5)
+    figure = Figure(figsize=(wide, 3.1 * max(len(positions), 1) + 1.3), layout="constrained")
+    axes = figure.subplots(max(len(positions), 1), 1, squeeze=False)[:, 0]
+    for axis, position in zip(axes, positions, strict=False):
+        here = nested[nested["position"] == position]
+        ticks = []
+        for at, question in enumerate(questions):
+            rows = here[here["question"] == question]
+            ticks.append(f"{question}\n{_tick_count(rows)}")
+            for line in rows[rows["auroc"].notna()].itertuples():
+                which = names.index(line.estimator)
+                place, colour = at - 0.36 + 0.08 * which, _ESTIMATORS[which % len(_ESTIMATORS)]
+                axis.errorbar(place, line.auroc, _bars(line), color=colour, marker="o", ms=5, lw=1.4, label=line.estimator)
+            _draw_controls(axis, probes, rows, at)
+        axis.axhline(CHANCE, color="black", lw=0.6)
+        axis.set_xticks(range(len(questions)), ticks, fontsize=8)
+        for edge in range(1, len(questions)):
+            axis.axvline(edge - 0.5, color="#CCCCCC", lw=0.8)
+        axis.set_xlim(-0.5, len(questions) - 0.5)
+        axis.set_ylim(_lowest(nested), 1.03)
+        axis.set_ylabel("AUROC, held-out rows")
+        axis.set_xlabel("question")
+        axis.set_title(position, fontsize=9)
+    _outside_legend(figure)
+    figure.suptitle(
+        "Probes (dots; bars: 95 % bootstrap over groups) beside controls (marks)\n"
+        "layer chosen within the training folds; thin line: chance",
+        fontsize=10,
+    )
+    return figure
+
+
+def _tick_count(rows: pd.DataFrame) -> str:
+    if rows.empty:
+        return "not asked"
+    line = next(rows.itertuples())
+    return f"n = {whole(line.n)}, {whole(line.n_groups)} groups" + ("\nnot estimable" if rows["auroc"].isna().all() else "")
+
+
+def _draw_controls(axis: Axes, probes: pd.DataFrame, rows: pd.DataFrame, at: int) -> None:
+    for which, (name, mark) in enumerate(_CONTROL_MARKS.items()):
+        values = [value for line in rows.itertuples() if (value := control(probes, line, name)) is not None]
+        if values:
+            place = at + 0.06 + 0.055 * which
+            axis.plot(place, max(values), mark, color="#555555", mfc="none", ms=5, label=name)

@@ -1,0 +1,78 @@
+"""What is printed of probes: a line a probe with its controls beside it, a line a transfer, and a reading in words."""
+
+from __future__ import annotations
+
+import pandas as pd
+from rich.table import Table
+
+from klb_probe.probes.reading import DOES_NOT_SHOW, reading
+from klb_probe.probes.tables import (
+    JLENS,
+    LENGTH,
+    LOGIT,
+    RANDOM,
+    SHUFFLED,
+    SUBSPACE,
+    WORDS,
+    control,
+    main_estimator,
+    nested_probes,
+    number,
+    whole,
+    with_interval,
+)  # fmt: skip
+
+__all__ = ["DOES_NOT_SHOW", "WIDTH", "reading", "table", "transfer_table"]
+
+WIDTH = 132  # of the table of probes: a narrower terminal breaks its cells
+_HEADS = {
+    SHUFFLED: "shuf-\nfled",
+    SUBSPACE: "rand.\nsub-\nspace",
+    RANDOM: "rand.\nfeat-\nures",
+    WORDS: "words",
+    LENGTH: "length",
+    JLENS: "J-Lens",
+    LOGIT: "logit\nlens",
+}
+_INTERVAL = len("0.93 [0.90, 0.96]")
+
+
+def table(probes: pd.DataFrame) -> Table:
+    """A line a question, position and estimator (and split, if there are several): nested probe, then AUROC of its controls."""
+    nested = nested_probes(probes)
+    many = nested["split"].nunique() > 1
+    printed = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for title in ("question", "position"):
+        printed.add_column(title, no_wrap=True)
+    printed.add_column("estimator", max_width=12)
+    printed.add_column("AUROC nested\n[95 %]", justify="right", min_width=_INTERVAL, max_width=_INTERVAL)
+    for title in ("layer", "bal.\nacc.", "recall\n1 %", "selec-\ntivity", *_HEADS.values(), "n /\ngroups"):
+        printed.add_column(title, justify="right", no_wrap=True)
+    for line in nested.itertuples():
+        question = f"{line.question}\n({line.split})" if many else line.question
+        cells = [question, line.position, line.estimator, with_interval(line), whole(line.layer)]
+        cells += [number(value) for value in (line.balanced_accuracy, line.recall_1_percent, line.selectivity)]
+        cells += [number(control(probes, line, name)) for name in _HEADS]
+        printed.add_row(*cells, f"{whole(line.n)}/{whole(line.n_groups)}")
+    return printed
+
+
+def transfer_table(transfer: pd.DataFrame, estimator: str | None = None) -> Table:
+    """A line a position and pair of populations: AUROC on the second of the probe trained on the first.
+
+    Args:
+        transfer: Rows as in ``transfer.csv``; of rows by layer only the nested choice is printed.
+        estimator: Default: logistic regression, else the first.
+    """
+    estimator = estimator or main_estimator(transfer)
+    rows = transfer[(transfer["choice"] != "layer") & (transfer["estimator"] == estimator)]
+    many = rows["split"].nunique() > 1
+    printed = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("trained on", "tested on", "position", "estimator", *["split"] * many):
+        printed.add_column(title)
+    for title in ("layer", "AUROC [95 %]", "n / groups"):
+        printed.add_column(title, justify="right")
+    for line in rows.itertuples():
+        cells = [line.train, line.test, line.position, line.estimator, *[line.split] * many]
+        printed.add_row(*cells, whole(line.layer), with_interval(line), f"{whole(line.n)} / {whole(line.n_groups)}")
+    return printed

@@ -1,0 +1,91 @@
+"""Names in the tables of probes, and which of their rows stand beside each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+PROBE = "residual"
+SHUFFLED = "shuffled labels"
+SUBSPACE = "random subspace"
+RANDOM = "random features"
+WORDS = "bag of words"
+LENGTH = "prompt length"
+JLENS = "J-Lens margin"
+LOGIT = "logit-lens margin"
+CONTROLS = (SHUFFLED, SUBSPACE, RANDOM, WORDS, LENGTH, JLENS, LOGIT)
+CHANCE = 0.5
+_MAIN = "logistic"
+
+
+def main_split(table: pd.DataFrame) -> pd.DataFrame:
+    """One split a question (or a family of transfers): held-out domains where it has them, else its first."""
+    key = "question" if "question" in table else "family"
+    kept = []
+    for _, rows in table.groupby(key, sort=False):
+        splits = names_of(rows["split"])
+        best = next((split for split in splits if "domain" in str(split)), splits[0])
+        kept.append(rows[rows["split"] == best])
+    return pd.concat(kept) if kept else table
+
+
+def main_estimator(table: pd.DataFrame) -> str:
+    """The estimator that stands for a table: logistic regression, else the first (of probes, if it has features)."""
+    rows = table[table["feature"] == PROBE] if "feature" in table else table
+    names = names_of(rows["estimator"])
+    return next((name for name in names if _MAIN in name), names[0] if names else "")
+
+
+def nested_probes(probes: pd.DataFrame) -> pd.DataFrame:
+    """The probes whose layer was chosen within the training folds: a row a question, position, estimator and split."""
+    return probes[(probes["feature"] == PROBE) & (probes["choice"] == "nested")]
+
+
+def control(probes: pd.DataFrame, line: Any, feature: str) -> float | None:
+    """AUROC of the control that belongs beside a nested probe; None where there is none.
+
+    The estimator's own control comes first, then the strongest of any estimator; runs of one kind (shuffles) are averaged. A
+    control that has only rows by layer is read at the probe's layer.
+
+    Args:
+        probes: Rows as in ``probes.csv``.
+        line: A row of :func:`nested_probes` as ``itertuples`` gives it.
+        feature: One of ``CONTROLS``.
+    """
+    rows = probes[(probes["feature"] == feature) & probes["auroc"].notna() & (probes["split"] == line.split)]
+    rows = rows[(rows["question"] == line.question) & (rows["position"] == line.position)]
+    whole = rows[rows["choice"] != "layer"]
+    rows = whole if len(whole) else rows[rows["layer"] == line.layer]
+    own = rows[rows["estimator"] == line.estimator]
+    rows = own if len(own) else rows
+    if rows.empty:
+        return None
+    return float(rows.groupby(rows["estimator"].fillna(""))["auroc"].mean().max())
+
+
+def names_of(values: pd.Series) -> list[str]:
+    """The different values of a column in order, without gaps."""
+    return list(dict.fromkeys(values.dropna()))
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A number as it is printed, "-" for none."""
+    return "-" if value is None or pd.isna(value) else f"{value:.{digits}f}"
+
+
+def with_interval(line: Any) -> str:
+    """``0.93 [0.90, 0.96]`` of a row's AUROC, or the note that says why there is none."""
+    if pd.isna(line.auroc):
+        return line.note if isinstance(line.note, str) and line.note else "not estimable"
+    return f"{number(line.auroc)} [{number(line.auroc_low)}, {number(line.auroc_high)}]"
+
+
+def counted(line: Any) -> str:
+    """``n = 224 (112 positive), 112 groups`` of a row."""
+    return f"n = {whole(line.n)} ({whole(line.n_positive)} positive), {whole(line.n_groups)} groups"
+
+
+def whole(value: float | None) -> str:
+    """A count or layer as it is printed; a table with gaps holds them as floats."""
+    return number(value, 0)
