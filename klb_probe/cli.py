@@ -14,6 +14,7 @@ from klb_probe.fit import fit_app
 from klb_probe.jlens import EXAMPLE, jlens
 from klb_probe.lens_command import lens_app
 from klb_probe.pair_command import PAIR_EXAMPLE, pair
+from klb_probe.probe_command import PROBE_EXAMPLE, probe
 from klb_probe.rounds_command import ROUNDS_EXAMPLE, rounds
 from klb_probe.run_command import EXAMPLE as RUN_EXAMPLE
 from klb_probe.run_command import run_dialogues_command
@@ -43,6 +44,7 @@ app.command("run", epilog=RUN_EXAMPLE)(run_dialogues_command)
 app.command("rounds", epilog=ROUNDS_EXAMPLE)(rounds)
 app.command("score", epilog=SCORE_EXAMPLE)(score)
 app.command("pair", epilog=PAIR_EXAMPLE)(pair)
+app.command("probe", epilog=PROBE_EXAMPLE)(probe)
 app.add_typer(cases_app, name="cases")
 app.add_typer(fit_app, name="fit")
 app.add_typer(lens_app, name="lens")

@@ -111,7 +111,7 @@ def probe(
         quick=quick,
         positions=options.positions,
         store=store,
-        store_dtype=store_dtype,
+        dtype=store_dtype,
         runs=run or (),
         replay=replay,
         batch_size=batch,
@@ -120,21 +120,35 @@ def probe(
     results = train_probes(data, lenses, options, progress=True)
     if overwrite:
         clear(folder, PROBE_FILES)
-    record = {"command": "probe", "arguments": arguments, **about, "counts": data.counts, "seconds": time.time() - started}
-    write_results(folder, results, record)
+    record = {
+        **{"command": "probe", "complete": True, "arguments": arguments, **about},
+        **{"counts": data.counts, "store": str(data.store.folder), "seconds": round(time.time() - started, 1)},
+    }
+    write_results(folder, results, loaded, record)
     print_results(console, results, folder)
 
 
-def write_results(folder: Path, results: ProbeResults, record: dict[str, Any]) -> None:
+def write_results(folder: Path, results: ProbeResults, model: Any, record: dict[str, Any]) -> None:
     """Tables, directions, figures, and the record last: a folder with a run.json is whole."""
     from klb_probe.files import replacing, write_json
-    from klb_probe.probes.directions import save_directions
+    from klb_probe.probes.directions import DirectionsMetadata, save_directions
     from klb_probe.probes.figures import auroc_by_layer, score_distributions, transfer_map
 
     for name, table in (("probes", results.probes), ("transfer", results.transfer), ("scores", results.scores)):
         with replacing(folder / f"{name}.csv") as path:
             table.to_csv(path, index=False, float_format="%.6g")
-    save_directions(folder / "directions.safetensors", results.directions)
+    metadata = DirectionsMetadata(
+        model=model.identity,
+        fingerprint=model.fingerprint,
+        n_layers=model.n_layers,
+        d_model=model.d_model,
+        layers=tuple(range(model.n_layers)),
+        sets=tuple(results.sets),
+        seed=record["arguments"]["seed"],
+        command="klb-probe probe",
+        versions=record["versions"],
+    )
+    save_directions(folder / "directions.safetensors", results.directions, metadata)
     figures = {
         "auroc_by_layer": auroc_by_layer(results.probes),
         "transfer": transfer_map(results.transfer),
@@ -148,10 +162,11 @@ def write_results(folder: Path, results: ProbeResults, record: dict[str, Any]) -
 
 def print_results(console: Any, results: ProbeResults, folder: Path) -> None:
     """The table, what it says in words, and what it does not."""
-    from klb_probe.probes import report
+    from klb_probe.probes.reading import DOES_NOT_SHOW, reading
+    from klb_probe.probes.report import table, transfer_table
 
-    console.print(report.table(results.probes))
-    console.print(report.transfer_table(results.transfer))
-    for line in (*report.reading(results.probes, results.transfer), *report.DOES_NOT_SHOW):
+    console.print(table(results.probes))
+    console.print(transfer_table(results.transfer))
+    for line in (*reading(results.probes, results.transfer), *DOES_NOT_SHOW):
         console.print(line)
     console.print(f"Files in {folder}: {', '.join(PROBE_FILES)}", soft_wrap=True)

@@ -54,6 +54,13 @@ class ProbeData:
         """Positions that were asked for."""
         return tuple(self.sites)
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Rows by kind, groups and domains."""
+        kinds = self.rows["kind"].value_counts()
+        counts = {f"{kind}s": int(kinds.get(kind, 0)) for kind in ("scenario", "round")}
+        return {**counts, "groups": self.rows["group"].nunique(), "domains": self.rows["domain"].nunique()}
+
     def __len__(self) -> int:
         """Rows."""
         return len(self.rows)
