@@ -11,7 +11,7 @@ from puppet import Puppet
 from tiny import LAYERS, WIDTH, default_tokenizer, tiny_hf_model, tiny_model
 
 from klb_probe.cases.load import load_domains
-from klb_probe.cases.scenarios import WORDINGS
+from klb_probe.cases.scenarios import WORDINGS, eligibility_scenarios
 from klb_probe.dialogue.api import plan, play_plan
 from klb_probe.dialogue.players import Players
 from klb_probe.dialogue.round import Settings
@@ -23,7 +23,7 @@ from klb_probe.models.load import from_model
 from klb_probe.pairing.labels import label_table
 from klb_probe.probes.data import ProbeData, load_probe_data
 from klb_probe.probes.extract import extract
-from klb_probe.probes.prompts import scenario_rows
+from klb_probe.probes.prompts import rotated, scenario_rows
 from klb_probe.probes.rounds_data import ROUND_POSITIONS, round_rows
 from klb_probe.probes.rows import row_table
 from klb_probe.probes.store import ResidualStore
@@ -71,6 +71,15 @@ def test_paraphrase_and_wording_rotate_over_pairs_and_not_within_them(scenarios)
         assert domain["question"].tolist() == [WORDINGS[number // 4 % 2] for number in range(len(domain))]
     shown = rows.groupby(["framing", "entitled"])[["paraphrase", "question"]].value_counts()
     np.testing.assert_array_equal(*(shown.xs(side, level="entitled").sort_index() for side in (True, False)))
+
+
+def test_a_framing_with_fewer_paraphrases_keeps_the_wording_of_the_others():
+    scenarios = eligibility_scenarios(DOMAINS[:1], ["honest", "deny"])
+    kept = rotated([one for one in scenarios if one.framing == "honest" or one.paraphrase < 4])
+    assert len(kept) == 2 * len(DOMAINS[0].situations())
+    wordings = {(one.framing, one.situation.id): one.question for one in kept}
+    assert all(wordings["honest", name] == wordings["deny", name] for _, name in wordings)
+    assert {one.paraphrase for one in kept if one.framing == "deny"} == {1, 2, 3}
 
 
 def test_full_and_quick_designs(model):
