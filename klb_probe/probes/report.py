@@ -14,13 +14,13 @@ from klb_probe.probes.tables import (
     SHUFFLED,
     SUBSPACE,
     WORDS,
-    control,
+    controls,
     main_estimator,
     nested_probes,
     number,
     whole,
     with_interval,
-)  # fmt: skip
+)
 
 __all__ = ["DOES_NOT_SHOW", "WIDTH", "reading", "table", "transfer_table"]
 
@@ -52,7 +52,8 @@ def table(probes: pd.DataFrame) -> Table:
         question = f"{line.question}\n({line.split})" if many else line.question
         cells = [question, line.position, line.estimator, with_interval(line), whole(line.layer)]
         cells += [number(value) for value in (line.balanced_accuracy, line.recall_1_percent, line.selectivity)]
-        cells += [number(control(probes, line, name)) for name in _HEADS]
+        beside = controls(probes, line)
+        cells += [number(beside.get(name)) for name in _HEADS]
         printed.add_row(*cells, f"{whole(line.n)}/{whole(line.n_groups)}")
     return printed
 
