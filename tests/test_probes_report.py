@@ -17,7 +17,7 @@ from klb_probe.probes import tables
 from klb_probe.probes.figures import auroc_by_layer, score_distributions, side_by_side, transfer_map
 from klb_probe.probes.report import DOES_NOT_SHOW, WIDTH, reading, table, transfer_table
 
-ESTIMATORS = ("logistic", "difference of means", "LDA", "LAT", "CCS")
+ESTIMATORS = ("logistic", "mean_difference", "mass_mean", "lat", "ccs")
 LEARNED = {"framing": "deny or honest", "lie": "deny: owed or not", "entitlement": "honest: owed or not"}
 NESTED = {"framing": 0.98, "lie": 0.54, "entitlement": 0.84}
 WORDS = {"framing": 1.0, "lie": 0.5, "entitlement": 0.55}
@@ -225,6 +225,7 @@ def test_printed_table_fits_and_holds_every_number():
     lines = [line for line in text.splitlines() if re.search(r"\[\d\.", line)]
     nested = list(tables.nested_probes(probes).itertuples())
     assert len(lines) == len(nested) == 30
+    assert len(text.rstrip().splitlines()) == 33  # three of titles: no name is broken
     for line, row in zip(lines, nested, strict=True):
         values = (row.balanced_accuracy, row.recall_1_percent, row.selectivity)
         values += tuple(tables.controls(probes, row).values())

@@ -30,8 +30,8 @@ _HEADS = {
     SUBSPACE: "rand.\nsub-\nspace",
     RANDOM: "rand.\nfeat-\nures",
     WORDS: "words",
-    LENGTH: "length",
-    JLENS: "J-Lens",
+    LENGTH: "len-\ngth",
+    JLENS: "J-\nLens",
     LOGIT: "logit\nlens",
 }
 _INTERVAL = len("0.93 [0.90, 0.96]")
@@ -44,7 +44,7 @@ def table(probes: pd.DataFrame) -> Table:
     printed = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for title in ("question", "position"):
         printed.add_column(title, no_wrap=True)
-    printed.add_column("estimator", max_width=12)
+    printed.add_column("estimator", max_width=15)
     printed.add_column("AUROC nested\n[95 %]", justify="right", min_width=_INTERVAL, max_width=_INTERVAL)
     for title in ("layer", "bal.\nacc.", "recall\n1 %", "selec-\ntivity", *_HEADS.values(), "n /\ngroups"):
         printed.add_column(title, justify="right", no_wrap=True)
