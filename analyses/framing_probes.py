@@ -12,7 +12,7 @@ import pandas as pd
 
 from klb_probe.probes.figures import auroc_by_layer, score_distributions, side_by_side, transfer_map
 from klb_probe.probes.report import DOES_NOT_SHOW, reading
-from klb_probe.probes.tables import CONTROLS, control, main_split, nested_probes
+from klb_probe.probes.tables import CONTROLS, controls, main_split, nested_probes
 
 SHOWN = [
     "question", "position", "estimator", "split", "layer", "auroc", "auroc_low", "auroc_high",
@@ -29,8 +29,8 @@ def read(folder: Path, name: str) -> pd.DataFrame | None:
 def drawn(probes: pd.DataFrame) -> pd.DataFrame:
     """The numbers of the figure of all questions: a row a probe, and AUROC of each control beside it."""
     rows = main_split(nested_probes(probes))
-    beside = {name: [control(probes, line, name) for line in rows.itertuples()] for name in CONTROLS}
-    return rows[SHOWN].assign(**beside)
+    beside = pd.DataFrame([controls(probes, line) for line in rows.itertuples()], index=rows.index, columns=CONTROLS)
+    return rows[SHOWN].join(beside)
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from klb_probe.probes import tables
 from klb_probe.probes.figures import auroc_by_layer, score_distributions, side_by_side, transfer_map
 from klb_probe.probes.report import DOES_NOT_SHOW, WIDTH, reading, table, transfer_table
 
-ESTIMATORS = ("logistic", "difference of means", "LDA", "LAT", "CCS")
+ESTIMATORS = ("logistic", "mean_difference", "mass_mean", "lat", "ccs")
 LEARNED = {"framing": "deny or honest", "lie": "deny: owed or not", "entitlement": "honest: owed or not"}
 NESTED = {"framing": 0.98, "lie": 0.54, "entitlement": 0.84}
 WORDS = {"framing": 1.0, "lie": 0.5, "entitlement": 0.55}
@@ -117,7 +117,7 @@ def test_auroc_by_layer_draws_the_table():
     assert {axis.get_ylabel() for axis in axes} == {"AUROC, held-out rows"}
     assert axes[0].get_title() == "framing, answer\nn = 448 (224 positive), 112 groups"
     legend = legend_of(figure)
-    assert {*ESTIMATORS, *tables.CONTROLS} <= set(legend)
+    assert {*ESTIMATORS, *tables.CONTROLS, "shuffled labels (range)"} - {tables.SHUFFLED} == set(legend)
     assert len(legend) == len(set(legend))
     lines = {line.get_label(): line for line in axes[2].lines}
     for name in ESTIMATORS:
@@ -131,13 +131,15 @@ def test_auroc_by_layer_draws_the_table():
     assert lines[tables.WORDS].get_ydata()[0] == WORDS["lie"]
     shuffled = probes[(probes["feature"] == tables.SHUFFLED) & (probes["choice"] == "layer")]
     shuffled = shuffled[(shuffled["question"] == "lie") & (shuffled["position"] == "answer")]
-    band = next(one for one in axes[2].collections if one.get_label() == tables.SHUFFLED).get_paths()[0].vertices
+    band = next(one for one in axes[2].collections if one.get_label() == "shuffled labels (range)").get_paths()[0].vertices
     assert band[:, 1].min() == pytest.approx(shuffled["auroc"].min())
     assert band[:, 1].max() == pytest.approx(shuffled["auroc"].max())
 
 
 def test_panels_by_what_exists():
-    assert len(shown(auroc_by_layer(probes_of(questions=("lie",), positions=("answer",), estimators=("LDA",), layers=3)))) == 1
+    alone = auroc_by_layer(probes_of(questions=("lie",), positions=("answer",), estimators=("LDA",), layers=3))
+    assert len(shown(alone)) == 1
+    assert "shuffled labels (95 %)" in legend_of(alone)
     rounds = probes_of(questions=("round_lie",), positions=("gate", "claim", "action"), estimators=("LDA",), layers=3)
     both = pd.concat([probes_of(questions=("lie",), positions=("answer",), layers=3), rounds])
     assert [axis.get_title().split("\n")[0] for axis in shown(auroc_by_layer(both))] == [
@@ -153,7 +155,7 @@ def test_nothing_breaks_without_a_part(lost):
     else:
         probes = probes[(probes["feature"] != lost) & (probes["choice"] != lost)]
     for figure in (auroc_by_layer(probes), side_by_side(probes)):
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     text, lines = printed(table(probes)), reading(probes, None)
     assert text.strip()
     assert lines
@@ -166,7 +168,7 @@ def test_nothing_breaks_without_a_part(lost):
 def test_empty_tables():
     probes, transfer, scores = (made[:0] for made in (probes_of(layers=1), transfer_of(), scores_of()))
     for figure in (auroc_by_layer(probes), side_by_side(probes), transfer_map(transfer), score_distributions(scores)):
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     printed(table(probes))
     printed(transfer_table(transfer))
     assert "nothing is read" in reading(probes, transfer)[0]
@@ -204,8 +206,11 @@ def test_score_distributions():
 def test_questions_side_by_side():
     probes = probes_of(layers=3)
     axes = shown(side_by_side(probes))
-    assert [axis.get_title() for axis in axes] == ["answer", "reply_mean"]
-    assert [tick.get_text().split("\n")[0] for tick in axes[0].get_xticklabels()] == ["framing", "lie", "entitlement"]
+    ticks = [[tick.get_text().split("\n") for tick in axis.get_xticklabels()] for axis in axes]
+    assert [[tick[:2] for tick in line] for line in ticks] == [
+        [[question, position] for question in LEARNED] for position in ("answer", "reply_mean")
+    ]
+    assert ticks[0][0][2] == "n = 448, 112 groups"
     drawn = {float(value) for line in axes[0].lines for value in line.get_ydata()}
     nested = tables.nested_probes(probes)
     assert set(nested.loc[nested["position"] == "answer", "auroc"]) <= drawn
@@ -220,9 +225,10 @@ def test_printed_table_fits_and_holds_every_number():
     lines = [line for line in text.splitlines() if re.search(r"\[\d\.", line)]
     nested = list(tables.nested_probes(probes).itertuples())
     assert len(lines) == len(nested) == 30
+    assert len(text.rstrip().splitlines()) == 33  # three of titles: no name is broken
     for line, row in zip(lines, nested, strict=True):
         values = (row.balanced_accuracy, row.recall_1_percent, row.selectivity)
-        values += tuple(tables.control(probes, row, name) for name in tables.CONTROLS)
+        values += tuple(tables.controls(probes, row).values())
         expected = f"{row.auroc:.2f} [{row.auroc_low:.2f}, {row.auroc_high:.2f}] {row.layer:.0f} "
         expected += " ".join(f"{value:.2f}" for value in values) + f" {row.n}/{row.n_groups}"
         assert line.split()[-len(expected.split()) :] == expected.split()
@@ -231,15 +237,15 @@ def test_printed_table_fits_and_holds_every_number():
 def test_controls_beside_a_probe():
     probes = probes_of()
     first, second, *_ = tables.nested_probes(probes).itertuples()
-    assert tables.control(probes, first, tables.SHUFFLED) == pytest.approx(0.5)
-    assert tables.control(probes, second, tables.SHUFFLED) == pytest.approx(0.53)
-    assert tables.control(probes, second, tables.WORDS) == 1.0  # of another estimator, the only one
+    assert tables.controls(probes, first)[tables.SHUFFLED] == pytest.approx(0.5)
+    assert tables.controls(probes, second)[tables.SHUFFLED] == pytest.approx(0.53)
+    assert tables.controls(probes, second)[tables.WORDS] == 1.0  # of another estimator, the only one
     runs = pd.concat([probes, pd.DataFrame([probe_row("framing", "answer", "logistic", tables.SHUFFLED, "nested", 3, 0.6)])])
-    assert tables.control(runs, first, tables.SHUFFLED) == pytest.approx(0.55)
+    assert tables.controls(runs, first)[tables.SHUFFLED] == pytest.approx(0.55)
     by_layer = probes[(probes["feature"] == tables.PROBE) | (probes["choice"] == "layer")]
     lens = by_layer[(by_layer["feature"] == tables.JLENS) & (by_layer["layer"] == first.layer)]["auroc"].iloc[0]
-    assert tables.control(by_layer, first, tables.JLENS) == pytest.approx(lens)
-    assert tables.control(by_layer, first, tables.WORDS) is None
+    assert tables.controls(by_layer, first)[tables.JLENS] == pytest.approx(lens)
+    assert tables.WORDS not in tables.controls(by_layer, first)
 
 
 def test_several_splits():
@@ -262,7 +268,7 @@ def test_notes_instead_of_numbers():
         "round_lie: LDA at gate, rounds with a lie against rounds without, held-out domain: not estimable (n=3)."
     ]
     for figure in (auroc_by_layer(probes), side_by_side(probes)):
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     assert "not estimable" in [tick.get_text() for tick in shown(side_by_side(probes))[0].get_xticklabels()][0]
     assert "not estimable (n=3)" in printed(transfer_table(transfer_of()))
 
@@ -343,11 +349,10 @@ def test_every_number_of_the_reading_is_in_the_tables():
 def test_analysis(tmp_path, monkeypatch):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        probes_of(questions=("framing", "lie"), positions=("answer",), layers=2).to_csv(
-            tmp_path / name / "probes.csv", index=False
-        )
+        probes = probes_of(questions=("framing", "lie"), positions=("answer",), estimators=ESTIMATORS[:2], layers=2)
+        probes.to_csv(tmp_path / name / "probes.csv", index=False)
     transfer_of(positions=("answer",)).to_csv(tmp_path / "one" / "transfer.csv", index=False)
-    scores_of(positions=("answer",)).to_csv(tmp_path / "one" / "scores.csv", index=False)
+    scores_of(("lie",), ("answer",)).to_csv(tmp_path / "one" / "scores.csv", index=False)
     script = Path(__file__).parents[1] / "analyses" / "framing_probes.py"
 
     def run(*folders):
@@ -358,7 +363,7 @@ def test_analysis(tmp_path, monkeypatch):
 
     assert run(tmp_path / "one") == {"auroc_by_layer.png", "questions.png", "transfer.png", "scores.png", "framing_probes.csv"}
     drawn = pd.read_csv(tmp_path / "out" / "1" / "framing_probes.csv")
-    assert len(drawn) == 10
+    assert len(drawn) == 4
     assert drawn.loc[drawn["question"] == "framing", tables.WORDS].eq(1.0).all()
     assert {"one_questions.png", "two_questions.png", "one_transfer.png", "framing_probes.csv"} <= run(
         tmp_path / "one", tmp_path / "two"
@@ -371,7 +376,7 @@ def test_panels_and_legends_are_inside_and_apart():
     probes = probes_of(layers=2)
     figures = auroc_by_layer(probes), side_by_side(probes), transfer_map(transfer_of()), score_distributions(scores_of())
     for figure in figures:
-        figure.canvas.draw()
+        figure.draw_without_rendering()
         boxes = [axis.get_tightbbox() for axis in shown(figure)] + [legend.get_window_extent() for legend in figure.legends]
         assert len(boxes) > 1
         for at, one in enumerate(boxes):

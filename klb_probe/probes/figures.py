@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import matplotlib
@@ -25,14 +24,14 @@ from klb_probe.probes.tables import (
     SHUFFLED,
     SUBSPACE,
     WORDS,
-    control,
+    controls,
     counted,
     main_estimator,
     main_split,
     names_of,
     nested_probes,
     whole,
-)  # fmt: skip
+)
 from klb_probe.probes.transfer_figure import transfer_map
 
 __all__ = ["auroc_by_layer", "score_distributions", "side_by_side", "transfer_map"]
@@ -45,6 +44,7 @@ _CONTROL_MARKS = dict(zip(CONTROLS, "xP^sDvo", strict=True))
 _LABELS = {True: "#D55E00", False: "#0072B2"}
 _STYLES = ("-", "--", ":", "-.")
 _BINS = 24
+_ACROSS = 3
 _LEGEND_INCHES = 1.9  # of one column
 
 
@@ -78,27 +78,24 @@ def auroc_by_layer(probes: pd.DataFrame) -> Figure:
 
 
 def _panels(rows: pd.DataFrame, wide: float, high: float) -> tuple[Figure, list[tuple[Axes, str, str, pd.DataFrame]]]:
-    """Axes for each question and position that exist: a row a question, or three across if each has one position."""
-    found = [(*key, here) for key, here in rows.groupby(["question", "position"], sort=False)]
-    most = max((sum(one[0] == other[0] for other in found) for one in found), default=1)
-    questions = names_of(pd.Series([one[0] for one in found], dtype=object))
-    if most == 1:
-        across = max(1, min(3, len(found)))
-        places = [divmod(at, across) for at in range(len(found))]
-    else:
-        across = most
-        places = [(down, at) for down, name in enumerate(questions) for at in range(sum(one[0] == name for one in found))]
-        found = [one for name in questions for one in found if one[0] == name]
-    down = 1 + max((place[0] for place in places), default=0)
+    """Axes for each question and position that exist, at most three across; questions of several positions start a row."""
+    by_question = [
+        [(question, position, here) for position, here in asked.groupby("position", sort=False)]
+        for question, asked in rows.groupby("question", sort=False)
+    ]
+    if all(len(positions) == 1 for positions in by_question):
+        by_question = [[one for positions in by_question for one in positions]]
+    lines = [found[at : at + _ACROSS] for found in by_question for at in range(0, len(found), _ACROSS)]
+    across, down = max(map(len, lines), default=1), max(len(lines), 1)
     figure = Figure(figsize=(max(7.6, wide * across), high * down + 1.4), layout="constrained")
     axes = figure.subplots(down, across, squeeze=False)
-    for axis in axes.flat:
-        axis.set_axis_off()
-    panels = [(axes[place], *one) for place, one in zip(places, found, strict=True)]
-    for axis, *_ in panels:
-        axis.set_axis_on()
-    if not found:
+    if not lines:
         axes[0, 0].text(0.5, 0.5, "nothing to draw", ha="center")
+    panels = []
+    for row, line in zip(axes, lines or [[]], strict=True):
+        panels += [(axis, *one) for axis, one in zip(row, line, strict=False)]
+        for axis in row[len(line) :]:
+            axis.set_axis_off()
     return figure, panels
 
 
@@ -118,11 +115,11 @@ def _draw_controls_by_layer(axis: Axes, rows: pd.DataFrame) -> None:
     by_layer = rows[(rows["choice"] == "layer") & rows["auroc"].notna()]
     shuffled = by_layer[by_layer["feature"] == SHUFFLED].groupby("layer")
     if len(shuffled):
-        single = shuffled.size().max() == 1
-        low, high = (shuffled["auroc_low"].min(), shuffled["auroc_high"].max()) if single else (None, None)
-        if low is None or low.isna().all():
-            low, high = shuffled["auroc"].min(), shuffled["auroc"].max()
-        axis.fill_between(low.index, low, high, color="#999999", alpha=0.35, lw=0, zorder=0.5, label=SHUFFLED)
+        low, high, what = shuffled["auroc"].min(), shuffled["auroc"].max(), "range"
+        if shuffled.size().max() == 1 and by_layer.loc[by_layer["feature"] == SHUFFLED, "auroc_low"].notna().any():
+            low, high, what = shuffled["auroc_low"].min(), shuffled["auroc_high"].max(), "95 %"
+        label = f"{SHUFFLED} ({what})"
+        axis.fill_between(low.index, low, high, color="#999999", alpha=0.35, lw=0, zorder=0.5, label=label)
     for name, (colour, style) in _BY_LAYER.items():
         line = by_layer[by_layer["feature"] == name].groupby("layer")["auroc"].max()
         if len(line):
@@ -157,7 +154,7 @@ def _outside_legend(figure: Figure) -> None:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             shown.setdefault(label, handle)
     if shown:
-        labels = sorted(shown, key=lambda label: label in CONTROLS)  # probes first
+        labels = sorted(shown, key=lambda label: label.startswith(CONTROLS))  # probes first
         columns = int(figure.get_figwidth() // _LEGEND_INCHES)
         handles = [shown[label] for label in labels]
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
@@ -172,20 +169,23 @@ def score_distributions(scores: pd.DataFrame, estimator: str | None = None) -> F
     """
     estimator = estimator or main_estimator(scores)
     rows = scores[(scores["estimator"] == estimator) & scores["score"].notna()]
+    rows = rows.assign(framing=rows["framing"].astype(object).where(rows["framing"].notna(), "rounds"))  # rounds have none
+    framings = names_of(rows["framing"])
     figure, panels = _panels(rows, 4.0, 3.2)
     for axis, question, position, here in panels:
         edges = np.histogram_bin_edges(here["score"], _BINS)
-        framings = names_of(here["framing"].astype(object).where(here["framing"].notna(), "rounds"))
-        for (framing, label), group in _groups(here):
-            each = np.full(len(group), 1 / len(group))
+        groups = here.groupby(["framing", here["label"].astype(bool)], sort=False)
+        for (framing, label), group in groups:
+            each, colour = np.full(len(group), 1 / len(group)), _LABELS[bool(label)]
             style = _STYLES[framings.index(framing) % len(_STYLES)]
-            name, colour = f"{framing}, {'yes' if label else 'no'}: n = {len(group)}", _LABELS[label]
-            axis.hist(group["score"], edges, weights=each, histtype="stepfilled", color=colour, alpha=0.15)
+            name = f"{framing}, {'yes' if label else 'no'}: n = {len(group)}"
+            if len(groups) < 4:  # more would cover each other
+                axis.hist(group["score"], edges, weights=each, histtype="stepfilled", color=colour, alpha=0.15)
             axis.hist(group["score"], edges, weights=each, histtype="step", color=colour, ls=style, lw=1.5, label=name)
         axis.axvline(0, color="black", lw=0.6)
         axis.set_xlabel("score (s.d. of training negatives)")
         axis.set_ylabel("share of rows")
-        columns = 1 if len(axis.get_legend_handles_labels()[1]) < 4 else 2
+        columns = 1 if len(groups) < 4 else 2
         axis.legend(
             title=f"{question}, {position}", loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0, alignment="left",
             ncols=columns, handlelength=1.3, columnspacing=1, fontsize=7.5, title_fontsize=9, frameon=False,
@@ -198,42 +198,33 @@ def score_distributions(scores: pd.DataFrame, estimator: str | None = None) -> F
     return figure
 
 
-def _groups(rows: pd.DataFrame) -> Iterator[tuple[tuple[str, bool], pd.DataFrame]]:
-    framing = rows["framing"].astype(object).where(rows["framing"].notna(), "rounds")  # a round has no framing
-    for (name, label), group in rows.groupby([framing, rows["label"].astype(bool)], sort=False):
-        yield (name, bool(label)), group
-
-
 def side_by_side(probes: pd.DataFrame) -> Figure:
     """Questions beside each other: nested AUROC of every estimator with its interval, and its strongest controls.
 
-    A panel a position, questions across; the marks right of the dots are controls (of several estimators the strongest).
+    A row of questions a position (positions of few questions share one); the marks right of the dots are controls, of
+    several estimators' the strongest.
     """
     nested = main_split(nested_probes(probes))
-    questions, positions, names = (names_of(nested[key]) for key in ("question", "position", "estimator"))
-    wide = max(7.6, 1.5 * len(questions) + 1.5)
-    figure = Figure(figsize=(wide, 3.1 * max(len(positions), 1) + 1.3), layout="constrained")
-    axes = figure.subplots(max(len(positions), 1), 1, squeeze=False)[:, 0]
-    for axis, position in zip(axes, positions, strict=False):
-        here = nested[nested["position"] == position]
-        ticks = []
-        for at, question in enumerate(questions):
-            rows = here[here["question"] == question]
-            ticks.append(f"{question}\n{_tick_count(rows)}")
-            for line in rows[rows["auroc"].notna()].itertuples():
-                which = names.index(line.estimator)
+    names = names_of(nested["estimator"])
+    lines = _lines(nested)
+    width = max(map(len, lines), default=1)
+    figure = Figure(figsize=(max(7.6, 1.5 * width + 1.5), 3.0 * max(len(lines), 1) + 1.4), layout="constrained")
+    axes = figure.subplots(max(len(lines), 1), 1, squeeze=False)[:, 0]
+    for axis, line in zip(axes, lines or [[]], strict=True):
+        for at, rows in enumerate(line):
+            for probe in rows[rows["auroc"].notna()].itertuples():
+                which = names.index(probe.estimator)
                 place, colour = at - 0.36 + 0.08 * which, _ESTIMATORS[which % len(_ESTIMATORS)]
-                axis.errorbar(place, line.auroc, _bars(line), color=colour, marker="o", ms=5, lw=1.4, label=line.estimator)
+                axis.errorbar(place, probe.auroc, _bars(probe), color=colour, marker="o", ms=5, lw=1.4, label=probe.estimator)
             _draw_controls(axis, probes, rows, at)
-        axis.axhline(CHANCE, color="black", lw=0.6)
-        axis.set_xticks(range(len(questions)), ticks, fontsize=8)
-        for edge in range(1, len(questions)):
+        for edge in range(1, len(line)):
             axis.axvline(edge - 0.5, color="#CCCCCC", lw=0.8)
-        axis.set_xlim(-0.5, len(questions) - 0.5)
+        axis.axhline(CHANCE, color="black", lw=0.6)
+        axis.set_xticks(range(len(line)), map(_tick, line), fontsize=8)
+        axis.set_xlim(-0.5, width - 0.5)
         axis.set_ylim(_lowest(nested), 1.03)
         axis.set_ylabel("AUROC, held-out rows")
-        axis.set_xlabel("question")
-        axis.set_title(position, fontsize=9)
+        axis.set_xlabel("question and position")
     _outside_legend(figure)
     figure.suptitle(
         "Probes (dots; bars: 95 % bootstrap over groups) beside controls (marks)\n"
@@ -243,16 +234,31 @@ def side_by_side(probes: pd.DataFrame) -> Figure:
     return figure
 
 
-def _tick_count(rows: pd.DataFrame) -> str:
-    if rows.empty:
-        return "not asked"
+def _lines(nested: pd.DataFrame) -> list[list[pd.DataFrame]]:
+    """The rows of each question and position, in lines no longer than the position with most questions (or three)."""
+    positions = [
+        [rows for _, rows in here.groupby("question", sort=False)] for _, here in nested.groupby("position", sort=False)
+    ]
+    most = max([3, *map(len, positions)])
+    lines: list[list[pd.DataFrame]] = []
+    for questions in positions:
+        if lines and len(lines[-1]) + len(questions) <= most:
+            lines[-1] += questions
+        else:
+            lines.append(questions)
+    return lines
+
+
+def _tick(rows: pd.DataFrame) -> str:
     line = next(rows.itertuples())
-    return f"n = {whole(line.n)}, {whole(line.n_groups)} groups" + ("\nnot estimable" if rows["auroc"].isna().all() else "")
+    none = "\nnot estimable" if rows["auroc"].isna().all() else ""
+    return f"{line.question}\n{line.position}\nn = {whole(line.n)}, {whole(line.n_groups)} groups{none}"
 
 
 def _draw_controls(axis: Axes, probes: pd.DataFrame, rows: pd.DataFrame, at: int) -> None:
+    beside = [controls(probes, line) for line in rows.itertuples()]
     for which, (name, mark) in enumerate(_CONTROL_MARKS.items()):
-        values = [value for line in rows.itertuples() if (value := control(probes, line, name)) is not None]
+        values = [values[name] for values in beside if name in values]
         if values:
             place = at + 0.06 + 0.055 * which
             axis.plot(place, max(values), mark, color="#555555", mfc="none", ms=5, label=name)

@@ -11,16 +11,15 @@ import pandas as pd
 
 from klb_probe.probes.tables import (
     CHANCE,
-    CONTROLS,
     WORDS,
-    control,
+    controls,
     main_estimator,
     main_split,
     nested_probes,
     number,
     whole,
     with_interval,
-)  # fmt: skip
+)
 
 _COMPARED = {
     "framing": "deny against honest prompts",
@@ -97,7 +96,7 @@ def _side(line: Any) -> str:
 
 def _controls(probes: pd.DataFrame, line: Any, *, at_chance: bool) -> str:
     """What follows from the controls, the words alone first."""
-    values = {name: value for name in CONTROLS if (value := control(probes, line, name)) is not None}
+    values = controls(probes, line)
     if not values:
         return "; it has no controls, so nothing is ruled out"
     if at_chance:

@@ -14,13 +14,13 @@ from klb_probe.probes.tables import (
     SHUFFLED,
     SUBSPACE,
     WORDS,
-    control,
+    controls,
     main_estimator,
     nested_probes,
     number,
     whole,
     with_interval,
-)  # fmt: skip
+)
 
 __all__ = ["DOES_NOT_SHOW", "WIDTH", "reading", "table", "transfer_table"]
 
@@ -30,8 +30,8 @@ _HEADS = {
     SUBSPACE: "rand.\nsub-\nspace",
     RANDOM: "rand.\nfeat-\nures",
     WORDS: "words",
-    LENGTH: "length",
-    JLENS: "J-Lens",
+    LENGTH: "len-\ngth",
+    JLENS: "J-\nLens",
     LOGIT: "logit\nlens",
 }
 _INTERVAL = len("0.93 [0.90, 0.96]")
@@ -44,7 +44,7 @@ def table(probes: pd.DataFrame) -> Table:
     printed = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for title in ("question", "position"):
         printed.add_column(title, no_wrap=True)
-    printed.add_column("estimator", max_width=12)
+    printed.add_column("estimator", max_width=15)
     printed.add_column("AUROC nested\n[95 %]", justify="right", min_width=_INTERVAL, max_width=_INTERVAL)
     for title in ("layer", "bal.\nacc.", "recall\n1 %", "selec-\ntivity", *_HEADS.values(), "n /\ngroups"):
         printed.add_column(title, justify="right", no_wrap=True)
@@ -52,7 +52,8 @@ def table(probes: pd.DataFrame) -> Table:
         question = f"{line.question}\n({line.split})" if many else line.question
         cells = [question, line.position, line.estimator, with_interval(line), whole(line.layer)]
         cells += [number(value) for value in (line.balanced_accuracy, line.recall_1_percent, line.selectivity)]
-        cells += [number(control(probes, line, name)) for name in _HEADS]
+        beside = controls(probes, line)
+        cells += [number(beside.get(name)) for name in _HEADS]
         printed.add_row(*cells, f"{whole(line.n)}/{whole(line.n_groups)}")
     return printed
 

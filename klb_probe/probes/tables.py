@@ -42,8 +42,8 @@ def nested_probes(probes: pd.DataFrame) -> pd.DataFrame:
     return probes[(probes["feature"] == PROBE) & (probes["choice"] == "nested")]
 
 
-def control(probes: pd.DataFrame, line: Any, feature: str) -> float | None:
-    """AUROC of the control that belongs beside a nested probe; None where there is none.
+def controls(probes: pd.DataFrame, line: Any) -> dict[str, float]:
+    """AUROC of each control that stands beside a nested probe, in the order of ``CONTROLS``, without those it lacks.
 
     The estimator's own control comes first, then the strongest of any estimator; runs of one kind (shuffles) are averaged. A
     control that has only rows by layer is read at the probe's layer.
@@ -51,17 +51,20 @@ def control(probes: pd.DataFrame, line: Any, feature: str) -> float | None:
     Args:
         probes: Rows as in ``probes.csv``.
         line: A row of :func:`nested_probes` as ``itertuples`` gives it.
-        feature: One of ``CONTROLS``.
     """
-    rows = probes[(probes["feature"] == feature) & probes["auroc"].notna() & (probes["split"] == line.split)]
-    rows = rows[(rows["question"] == line.question) & (rows["position"] == line.position)]
-    whole = rows[rows["choice"] != "layer"]
-    rows = whole if len(whole) else rows[rows["layer"] == line.layer]
-    own = rows[rows["estimator"] == line.estimator]
-    rows = own if len(own) else rows
-    if rows.empty:
-        return None
-    return float(rows.groupby(rows["estimator"].fillna(""))["auroc"].mean().max())
+    here = probes[(probes["question"] == line.question) & (probes["position"] == line.position)]
+    here = here[(here["split"] == line.split) & here["feature"].isin(CONTROLS) & here["auroc"].notna()]
+    by_feature = dict(list(here.groupby("feature")))
+    found = {}
+    for name in (name for name in CONTROLS if name in by_feature):
+        rows = by_feature[name]
+        whole = rows[rows["choice"] != "layer"]
+        rows = whole if len(whole) else rows[rows["layer"] == line.layer]
+        own = rows[rows["estimator"] == line.estimator]
+        rows = own if len(own) else rows
+        if len(rows):
+            found[name] = float(rows.groupby(rows["estimator"].fillna(""))["auroc"].mean().max())
+    return found
 
 
 def names_of(values: pd.Series) -> list[str]:

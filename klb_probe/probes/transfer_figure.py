@@ -37,7 +37,7 @@ def transfer_map(transfer: pd.DataFrame, estimator: str | None = None) -> Figure
     heights = [rows.loc[rows["family"] == name, "train"].nunique() for name in families]
     cells = max((rows.loc[rows["family"] == name, "test"].nunique() for name in families), default=1)
     across = max(len(positions), 1)
-    size = (max(6.4, (1.15 * cells + 1.3) * across + 1), sum(0.75 * height + 1.1 for height in heights) + 0.9)
+    size = (max(7.2, (1.15 * cells + 1.3) * across + 1), max(3.4, sum(0.75 * height + 1.1 for height in heights) + 0.9))
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(max(len(families), 1), across, squeeze=False, height_ratios=heights or None)
     for axis in axes.flat:
@@ -48,7 +48,7 @@ def transfer_map(transfer: pd.DataFrame, estimator: str | None = None) -> Figure
         image = _draw_transfers(axis, here)
         axis.set_title(f"{family}: {position}", fontsize=9)
     if panels:
-        figure.colorbar(image, ax=axes, label="AUROC (0.5: chance)", shrink=min(1.0, 0.4 + 0.2 * len(families)))
+        figure.colorbar(image, ax=axes, label="AUROC (0.5: chance)", shrink=0.9)
     else:
         axes[0, 0].text(0.5, 0.5, "no transfer to draw", ha="center")
     figure.suptitle(
