@@ -24,10 +24,13 @@ _HOMES = {
     "load_cases": "klb_probe.cases.sources",
     "load_domains": "klb_probe.cases.load",
     "load_lens": "klb_probe.lens.library",
+    "load_probe": "klb_probe.probes.directions",
     "load_model": "klb_probe.models.load",
     "panel": "klb_probe.metrics.panel",
     "round_margins": "klb_probe.signals.from_files",
     "run_dialogues": "klb_probe.dialogue.api",
+    "train_probes": "klb_probe.probes.api",
+    "ProbeOptions": "klb_probe.probes.results",
 }
 
 __all__ = sorted(_HOMES)

@@ -18,7 +18,6 @@ PROBE_FILES = (
     *("auroc_by_layer.png", "transfer.png", "scores.png", "run.json"),
 )
 PROBE_EXAMPLE = "Example: klb-probe probe --question framing,lie --domains airline,deposit,refund --out outputs/probe"
-STORE = Path("outputs") / "residuals"
 
 
 def probe(
@@ -58,7 +57,9 @@ def probe(
         str, typer.Option(help="What is left out: domain | paraphrase | pair. A case and its twin are never parted.")
     ] = "domain",
     shuffles: Annotated[int, typer.Option(help="Runs with shuffled labels, for the control band.", min=1)] = 5,
-    store: Annotated[Path, typer.Option(help="Where residuals are kept; what is there already is not read again.")] = STORE,
+    store: Annotated[
+        Path | None, typer.Option(help="Where residuals are kept, and not read again (default: outputs/residuals).")
+    ] = None,
     store_dtype: Annotated[str, typer.Option(help="auto | float32 | bfloat16, of the residuals on disk.")] = "auto",
     lens: Annotated[str, typer.Option(help="Lens of the one-number control: margin | logit | a file or folder.")] = "margin",
     contrast: Contrast = "Yes/No",
@@ -84,40 +85,32 @@ def probe(
 
     from rich.console import Console
 
-    from klb_probe.errors import KlbError
     from klb_probe.models.load import load_model
-    from klb_probe.probes.data import load_probe_data
-    from klb_probe.probes.questions import parse_questions
-    from klb_probe.probes.results import ProbeOptions, train_probes
+    from klb_probe.probes.api import STORE, train_probes
+    from klb_probe.probes.results import ProbeOptions
     from klb_probe.rounds_command import open_lenses
 
     names = [[name.strip() for name in text.split(",")] for text in (question, estimators, positions)]
     options = ProbeOptions.checked(*names, split=split, shuffles=shuffles, seed=seed)
-    asked = parse_questions(options.questions)
-    if any(one.family == "rounds" for one in asked) and not run:
-        raise KlbError("round_lie learns from played rounds: pass --run RUN (klb-probe run makes one)")
-    framings = list(dict.fromkeys(name for one in asked for name in one.framings))
     console = Console(width=None if Console().is_terminal else 132, highlight=False, markup=False)
-
     loaded = load_model(model, device=device, dtype=dtype, revision=revision, hooks=hooks or ())
     lenses, about = open_lenses(loaded, lens, contrast, "lead", "mean")
-    data = load_probe_data(
+    results = train_probes(
         loaded,
-        framings=framings,
+        lenses[0],
+        options,
         domains=parse_names(domains),
         cases=cases,
         root=scenarios,
-        full=full,
         quick=quick,
-        positions=options.positions,
-        store=store,
-        dtype=store_dtype,
+        full=full,
         runs=run or (),
         replay=replay,
+        store=store or STORE,
+        store_dtype=store_dtype,
         batch_size=batch,
-        progress=True,
     )
-    results = train_probes(data, lenses, options, progress=True)
+    data = results.data
     if overwrite:
         clear(folder, PROBE_FILES)
     record = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
@@ -17,6 +17,7 @@ from klb_probe.probes.directions import ProbeSet
 from klb_probe.probes.estimators import ESTIMATORS
 from klb_probe.probes.evaluation import CrossFit
 from klb_probe.probes.folds import Split
+from klb_probe.probes.linear import Estimator
 from klb_probe.probes.linear_probe import LinearProbe
 from klb_probe.probes.measures import measure
 from klb_probe.probes.population import Population
@@ -99,6 +100,7 @@ class ProbeResults:
         scores: Out-of-fold scores of every row of a question's population, at the nested layer.
         directions: Probes learned from all rows, of every layer.
         sets: What they are.
+        data: What all this was computed from.
     """
 
     probes: pd.DataFrame
@@ -106,6 +108,7 @@ class ProbeResults:
     scores: pd.DataFrame
     directions: list[LinearProbe]
     sets: list[ProbeSet]
+    data: ProbeData
 
     def plot(self) -> Figure:
         """AUROC by layer; see :func:`klb_probe.probes.figures.auroc_by_layer`."""
@@ -114,7 +117,7 @@ class ProbeResults:
         return auroc_by_layer(self.probes)
 
 
-def train_probes(
+def evaluate(
     data: ProbeData, lenses: Sequence[MarginLens | LogitLens], options: ProbeOptions, *, progress: bool = False
 ) -> ProbeResults:
     """Train and test every probe the options ask for.
@@ -157,26 +160,29 @@ def train_probes(
                         scores.append(_scores(trial, estimator.name, found))
                         transfers += _transfers(trial, estimator.name, population, found)
                     bar.update()
-                transfers += _others(trial, estimators[0])
+                transfers += _others(
+                    trial, estimators[0], {line["train"] for line in transfers if line["position"] == position}
+                )
     if not directions:
         raise KlbError(f"no probe could be trained: {'; '.join(dict.fromkeys(line['note'] for line in lines))}")
     return ProbeResults(
         pd.DataFrame(lines).reindex(columns=PROBE_COLUMNS).astype({"layer": "Int64"}),
         pd.DataFrame(transfers)
-        .drop_duplicates(TRANSFER_COLUMNS[:6])
+        .drop_duplicates(TRANSFER_COLUMNS[1:6])
         .reindex(columns=TRANSFER_COLUMNS)
         .astype({"layer": "Int64"}),
         pd.concat(scores, ignore_index=True)[SCORE_COLUMNS],
         directions,
         sets,
+        data,
     )
 
 
-def _others(trial: Trial, estimator: object) -> Iterator[Line]:
-    """Probes of the other populations of the family, tested on all of them."""
+def _others(trial: Trial, estimator: Estimator, done: Set[str]) -> Iterator[Line]:
+    """Probes of the other populations of the family, tested on all of them, but for those that were done."""
     for other in family_populations(trial.question, trial.stage.rows):
         other = trial.stage.narrowed(other)
-        if other.name == trial.population.name or population_problem(other, trial.stage.groups):
+        if other.name in done or population_problem(other, trial.stage.groups):
             continue
         there = Trial(trial.question, trial.stage, other, trial.shuffles, trial.seed)
         found = there.fit(trial.stage.residuals, trial.stage.layers, estimator)
