@@ -61,8 +61,9 @@ def steer(
 ) -> None:
     """Add a saved direction to the residual of one layer, or ablate it, and compare with random directions.
 
-    Reads the model's own yes-minus-no margin on eligibility scenarios in both wordings of the question. Writes steering.csv,
-    steering_prompts.csv (a line a prompt and intervention), steering.png, generations.jsonl (with --generate) and run.json.
+    Reads the model's own yes-minus-no margin on eligibility scenarios in both wordings of the question, anew for every
+    direction and dose: on a CPU, name a few domains first. Writes steering.csv, steering_prompts.csv (a line a prompt and
+    intervention), steering.png, generations.jsonl (with --generate) and run.json.
     """
     from klb_probe.outputs import check_folder, clear, default_folder, plain_argument
 
@@ -105,7 +106,7 @@ def steer(
     console.print(f"model      {loaded.name}, {loaded.n_layers} layers, {str(loaded.dtype)[6:]} on {loaded.device}")
     console.print(f"direction  {named}; a dose of 1 is a norm of {float(chosen.norm):.3g}")
     console.print(f"contrast   {tokens}")
-    console.print(f"reading    {len(ids)} prompts without and under {len(planned)} interventions, {random} directions random")
+    console.print(f"reading    {len(ids)} prompts without and under {len(planned)} interventions ({random} random directions)")
     if overwrite:
         clear(folder, STEER_FILES)
     with tqdm(total=len(ids) * (1 + len(planned)), desc="steering", unit="prompt", disable=None) as bar:

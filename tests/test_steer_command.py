@@ -169,7 +169,15 @@ def test_one_mode_another_layer_and_what_is_printed(command, tmp_path, capsys):
     short = (*command, "--mode", "ablate", "--random", 2, "--framings", "neutral", "--out", tmp_path)
     assert klb(*short, "--layer", 1) == 0
     printed = capsys.readouterr().out
-    for words in ("behaviour (logistic, answer), layer 1", "ablate", "neutral", "Shows: ", "Does not show: ", "random 95 %"):
+    for words in (
+        "behaviour (logistic, answer), layer 1",
+        "ablate",
+        "neutral",
+        "Shows: ",
+        "Does not show: ",
+        "toward owed",
+        "random",
+    ):
         assert words in printed
     first = pd.read_csv(tmp_path / "steering.csv")
     assert set(first["mode"]) == {"none", "ablate"}

@@ -2,7 +2,9 @@
 
 Directions are added (activation addition: Turner et al. 2023; Li et al. 2023, inference-time intervention) or mean-ablated
 (Arditi et al. 2024 set the component to zero) at the output of one block, at every position of the prompt. Random directions
-of the same norm, changed in the same way, say what any change of that size does.
+of the same norm, changed in the same way, say what any change of that size does. The first token is changed like the rest:
+its residual is often a hundred times larger than others (attention sinks), so ablating a direction that it holds can break a
+model by itself.
 """
 
 from __future__ import annotations

@@ -34,14 +34,14 @@ def dose_response(summary: pd.DataFrame, title: str) -> Figure:
         for axis, statistic in zip(column, _TITLES, strict=True):
             _draw(axis, here[here["statistic"] == statistic])
         before = here[(here["statistic"] == OTHER) & ~here["direction"].isin([PROBE, RANDOM])]["value"].item()
-        column[-1].axhline(before, color="black", lw=0.8, ls=":", label="without intervention")
+        without = column[-1].axhline(before, color="black", lw=0.8, ls=":", label="without intervention")
         column[-1].set_ylim(-0.03, 1.03)
         column[0].set_title(framing)
         column[-1].set_xlabel("dose (mean residual norms of the layer)")
     for row, label in zip(axes, _TITLES.values(), strict=True):
         row[0].set_ylabel(label)
-    for axis in (axes[0, 0], axes[-1, 0]):
-        axis.legend(fontsize=7, frameon=False)
+    axes[0, 0].legend(fontsize=7, frameon=False)
+    axes[-1, 0].legend(handles=[without], fontsize=7, frameon=False)
     figure.suptitle(title, fontsize=10)
     return figure
 
@@ -59,5 +59,6 @@ def _draw(axis: Axes, lines: pd.DataFrame) -> None:
             at = largest * (1.2 + 0.08 * offset)
             axis.plot(at, point.value, "s", ms=5, color=colour, label=None if len(line) else _LABELS[name])
             axis.vlines(at, point.low, point.high, color=colour, lw=2, alpha=0.5)
-            axis.annotate("ablate", (largest * 1.24, 0.02), xycoords=("data", "axes fraction"), ha="center", fontsize=7)
+    if (lines["mode"] == ABLATE).any():
+        axis.annotate("ablate", (largest * 1.24, 0.97), xycoords=("data", "axes fraction"), ha="center", va="top", fontsize=7)
     axis.axhline(0, color="black", lw=0.6)

@@ -99,8 +99,9 @@ def table(summary: pd.DataFrame) -> Table:
     """A line a framing and change of the probe direction, beside the random directions."""
     printed = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     printed.add_column("framing", no_wrap=True)
-    titles = [f"{name}\n{rest}" for name in ("toward owed", "yes minus no") for rest in ("[95 %]", "random 95 %", "p")]
-    for title in ("change", *titles, "sign changed\n(random)", "neither\n(random)"):
+    beside = ("random\n95 %", "p")
+    titles = ["change", "toward owed\n[95 %]", *beside, "yes minus no\n[95 %]", *beside]
+    for title in (*titles, "sign changed\n(random)", "neither\n(random)"):
         printed.add_column(title, justify="right", no_wrap=True)
     for framing in _framings(summary):
         here = summary[summary["framing"] == framing]
