@@ -10,8 +10,10 @@ import pandas as pd
 import pytest
 import torch
 from command import klb
-from tiny import LAYERS, WIDTH, save_tiny_llama
+from tiny import LAYERS, WIDTH, save_tiny_llama, tiny_hf_model
 
+from klb_probe.cases.scenarios import eligibility_scenarios
+from klb_probe.cases.sources import load_cases
 from klb_probe.lens.contrast import TokenContrast
 from klb_probe.models.load import load_model
 from klb_probe.probes.directions import DirectionsMetadata, ProbeSet, save_directions
@@ -128,9 +130,6 @@ def test_the_summary_says_what_the_prompts_say(run):
 
 def test_margins_in_the_file_are_those_of_the_changed_model(run, model):
     """One prompt again, by hand, from the definition of the dose."""
-    from klb_probe.cases.scenarios import eligibility_scenarios
-    from klb_probe.cases.sources import load_cases
-
     contrast = TokenContrast.of(model.chat)
     rows = model.token_readout(contrast.token_ids).directions
     unit = (rows[0] - rows[1]) / (rows[0] - rows[1]).norm()
@@ -216,8 +215,6 @@ def test_a_mistake_is_one_line_exit_2_and_nothing_written(command, tmp_path, cap
 def test_a_probe_of_another_model_is_refused_by_name(folder, model, command, tmp_path, capsys):
     other = tmp_path / "other"
     shutil.copytree(folder, other)
-    from tiny import tiny_hf_model
-
     tiny_hf_model("llama", seed=1).save_pretrained(other)
     capsys.readouterr()
     assert klb(*command, "--model", other, "--out", tmp_path / "out") == 2
