@@ -19,6 +19,7 @@ from klb_probe.rounds_command import ROUNDS_EXAMPLE, rounds
 from klb_probe.run_command import EXAMPLE as RUN_EXAMPLE
 from klb_probe.run_command import run_dialogues_command
 from klb_probe.score_command import SCORE_EXAMPLE, score
+from klb_probe.steer_command import STEER_EXAMPLE, steer
 
 
 def command_app(**settings: Any) -> typer.Typer:
@@ -45,6 +46,7 @@ app.command("rounds", epilog=ROUNDS_EXAMPLE)(rounds)
 app.command("score", epilog=SCORE_EXAMPLE)(score)
 app.command("pair", epilog=PAIR_EXAMPLE)(pair)
 app.command("probe", epilog=PROBE_EXAMPLE)(probe)
+app.command("steer", epilog=STEER_EXAMPLE)(steer)
 app.add_typer(cases_app, name="cases")
 app.add_typer(fit_app, name="fit")
 app.add_typer(lens_app, name="lens")

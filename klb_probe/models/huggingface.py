@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -171,6 +171,15 @@ class HuggingFaceModel:
         finally:
             for parameter, flag in flags:
                 parameter.requires_grad_(flag)
+
+    @contextmanager
+    def intervening(self, layer: int, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        # Hooks run in the order they were registered, so a capture inside comes after the change.
+        def changed(_layer: int, output: Tensor) -> Tensor:
+            return change(output.to(torch.promote_types(output.dtype, torch.float32))).to(output.dtype)
+
+        with self._hooks([layer], changed):
+            yield
 
     @contextmanager
     def _hooks(self, layers: Sequence[int], keep: Any) -> Iterator[None]:

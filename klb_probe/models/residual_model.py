@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -84,6 +84,15 @@ class ResidualModel(Protocol):
 
         The graph starts at the earliest layer; parameters need no gradient inside the context and get theirs back after.
         With ``first_position`` the residuals start there, and the positions before it are constants.
+        """
+        ...
+
+    def intervening(self, layer: int, change: Callable[[Tensor], Tensor]) -> AbstractContextManager[None]:
+        """While inside, ``change`` makes the output ``[batch, sequence, d_model]`` of block ``layer`` in every forward pass.
+
+        ``change`` sees float32 (float64 for a float64 model); what it returns is cast to the model's dtype. The next blocks,
+        and any capture inside, see the changed residual; of nested interventions at one layer the outer one acts first. A
+        key-value cache filled inside holds changed states: do not read on with it outside.
         """
         ...
 
