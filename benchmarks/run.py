@@ -14,13 +14,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import pearsonr
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.tools.analysis.jacobian_lens import JacobianLens
 
@@ -35,6 +37,9 @@ from klb_probe.lens.library import load_lens
 from klb_probe.lens.vjp import graph_start, prompt_rows
 from klb_probe.models.huggingface import HuggingFaceModel
 from klb_probe.models.load import load_model
+from klb_probe.probes.data import load_probe_data
+from klb_probe.probes.estimators import ESTIMATORS
+from klb_probe.probes.questions import owed
 from klb_probe.signals.margins import DEFAULT_FRAMINGS, prepare
 from klb_probe.signals.readout import read_prompts
 
@@ -138,14 +143,7 @@ def bench_readout(table: Table, model: HuggingFaceModel, contrast: TokenContrast
     total = len(margins.ids)
     ours, _ = timed(lambda: read_prompts(model, lenses, margins.ids, margins.readouts))
     sample = margins.ids[:: max(1, total // n)]
-
-    def forwards() -> None:
-        for ids in sample:
-            with torch.no_grad():
-                model.model(torch.tensor([ids]), use_cache=False, logits_to_keep=1)
-
-    bare, _ = timed(forwards)
-    bare_all = bare / len(sample) * total
+    bare_all = one_by_one(model, sample) * total
     name = f"eligibility readout, all layers, {total} prompts"
     table.add_row(
         name,
@@ -169,6 +167,42 @@ def bench_readout(table: Table, model: HuggingFaceModel, contrast: TokenContrast
         f"{peer_all / ours:.1f}x faster",
         ">= 2.5x",
     )
+
+
+def one_by_one(model: HuggingFaceModel, prompts: Sequence[Sequence[int]]) -> float:
+    """Seconds a prompt of bare forward passes."""
+
+    def forwards() -> None:
+        for ids in prompts:
+            with torch.no_grad():
+                model.model(torch.tensor([list(ids)]), use_cache=False, logits_to_keep=1)
+
+    return timed(forwards)[0] / len(prompts)
+
+
+def bench_probes(table: Table, model: HuggingFaceModel, n: int) -> None:
+    """Residuals of every case and twin under two framings to disk, all layers; one layer's logistic probes on them."""
+    with tempfile.TemporaryDirectory() as store:
+        seconds, data = timed(lambda: load_probe_data(model, framings=("honest", "deny"), store=Path(store)))
+        ids = [site.ids for site in data.sites["answer"]]
+        bare = one_by_one(model, ids[:: max(1, len(ids) // n)]) * len(ids)
+        against = f"forward passes alone ({n} timed)"
+        name = f"residuals of {len(ids)} prompts, all layers, to disk"
+        table.add_row(name, against, f"{seconds:.0f} s", f"{bare:.0f} s", f"{seconds / bare:.2f}x the time", "<= 300 s")
+        population = owed(data.rows, "deny")
+        features, labels = data.residuals("answer", model.n_layers // 2)[population.rows], population.labels
+    logistic = ESTIMATORS["logistic"]
+    ours, _ = timed(lambda: logistic.fit(features, labels))
+    scaled = StandardScaler().fit_transform(features)
+
+    def sklearn_path() -> None:
+        for strength in logistic.settings:
+            LogisticRegression(C=strength, tol=1e-6, max_iter=1000).fit(scaled, labels)
+
+    theirs, _ = timed(sklearn_path)
+    name = f"logistic probes, {len(logistic.settings)} strengths, {features.shape[0]} x {features.shape[1]}"
+    times = f"{1e3 * ours:.0f} ms", f"{1e3 * theirs:.0f} ms"
+    table.add_row(name, "scikit-learn, the same strengths", *times, ratio([theirs, ours]), "")
 
 
 def bench_dialogue(table: Table, model: HuggingFaceModel, n_turns: int = 10, words: int = 16) -> None:
@@ -224,6 +258,7 @@ def main() -> None:
     contrast = TokenContrast.of(model.chat)
     bench_dialogue(table, model)
     bench_readout(table, model, contrast, arguments.sample)
+    bench_probes(table, model, arguments.sample)
     bench_fit(table, model, contrast, arguments.tokens)
     console = Console(width=150)
     console.print(table)
