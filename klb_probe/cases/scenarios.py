@@ -79,7 +79,7 @@ def eligibility_scenarios(
         for framing in wanted:
             paraphrases = list(enumerate(library[framing].paraphrases, 1))
             for paraphrase, template in [paraphrases[number % len(paraphrases)]] if quick else paraphrases:
-                note = _note(template, policy, f"framing {framing}, paraphrase {paraphrase}")
+                note = framing_note(template, policy, f"framing {framing}, paraphrase {paraphrase}")
                 system = system_message(policy, note)
                 for situation in situations:
                     for question in dict.fromkeys(questions):
@@ -101,7 +101,8 @@ def user_message(policy: Policy, situation: Situation, question: Wording) -> str
     )
 
 
-def _note(template: str, policy: Policy, where: str) -> str:
+def framing_note(template: str, policy: Policy, where: str) -> str:
+    """The text of a framing's paraphrase; KlbError, naming ``where``, if it cannot be rendered."""
     try:
         return _TEMPLATES.from_string(template).render(policy=policy)
     except jinja2.TemplateError as error:

@@ -64,6 +64,8 @@ class Example:
         record_id: What the record is called.
         record: Its values.
         record_hash: Of the values that the rules look at.
+        opening: The customer's first words.
+        note_text: The private note; empty at the gate.
         messages: The prompt.
         completion: What follows it.
     """
@@ -81,6 +83,8 @@ class Example:
     record_id: str
     record: dict[str, Scalar]
     record_hash: str
+    opening: str
+    note_text: str
     messages: tuple[Message, ...]
     completion: str
 
@@ -174,11 +178,12 @@ class _Writer:
         name = self.domain.policy.domain
         situation = Situation(f"{name}/{drawn.id}", "", name, drawn.record, self._opening(drawn, prompts), drawn.entitled)
         policy = self._policy(prompts)
+        text = "" if format == "gate" else self._note(note, prompts)
         says = answers.maintains(kind, drawn.entitled, note)
         reason = ""
         if format == "eligibility":
-            system = system_message(policy, self._note(note, prompts))
-            messages = (Message("system", system), Message("user", user_message(policy, situation, wording)))
+            user = user_message(policy, situation, wording)
+            messages = (Message("system", system_message(policy, text)), Message("user", user))
             completion = answers.form_answer(says, wording)
         elif format == "gate":
             messages = gate_messages(policy, situation, wording)
@@ -186,7 +191,7 @@ class _Writer:
         else:
             turns, heard = self._history(stage, prompts)
             turn = MAX_AGENT_TURNS - 1 if stage == "last" else sum(role == "agent" for role, _ in turns)
-            memory, text = self._memory(prompts), self._note(note, prompts)
+            memory = self._memory(prompts)
             messages = agent_messages(policy, situation, drawn.id, text, memory, turns, turn, wording)
             completion, reason = self._reply(kind, situation, drawn.id, note, stage, says, heard, replies)
         return Example(
@@ -203,6 +208,8 @@ class _Writer:
             drawn.id,
             drawn.record,
             record_hash(self.domain, drawn.record),
+            situation.opening,
+            text,
             messages,
             completion,
         )
@@ -219,13 +226,13 @@ class _Writer:
         return fill(rng.choice(self.shared.notes[note]), self._slots)
 
     def _opening(self, drawn: Drawn, rng: random.Random) -> str:
-        """A story and a request, with a start, an end, or both around them."""
+        """A story and a request, alone, with a start, or with an end."""
         texts = self.texts.openings
-        around = rng.choice(("start", "end", "both"))
         parts = [rng.choice(texts.stories), rng.choice(texts.requests)]
-        if around != "end":
+        around = rng.choice(("start", "end", "nothing"))
+        if around == "start":
             parts.insert(0, rng.choice(texts.starts))
-        if around != "start":
+        elif around == "end":
             parts.append(rng.choice(texts.ends))
         return " ".join(parts).format(**drawn.words)
 

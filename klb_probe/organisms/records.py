@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +69,17 @@ class RecordSampler:
     def __init__(self, domain: Domain, texts: RecordTexts) -> None:
         self.domain, self.texts = domain, texts
         self._fields = {field.name: field for field in domain.policy.record_fields}
-        self._leaves = [leaf for one in domain.policy.requirements for leaf in one.rule.leaves()]
+        leaves = [leaf for one in domain.policy.requirements for leaf in one.rule.leaves()]
+        self._spans = [leaf for leaf in leaves if isinstance(leaf, SpanRule)]
+        self._constants: dict[str, list[float]] = defaultdict(list)
+        self._partners: dict[str, list[str]] = defaultdict(list)
+        for leaf in leaves:
+            for bound in () if isinstance(leaf, SpanRule) else leaf.bounds:
+                if isinstance(bound, FieldValue):
+                    self._partners[leaf.field].append(bound.field)
+                    self._partners[bound.field].append(leaf.field)
+                elif isinstance(bound, (int, float)) and not isinstance(bound, bool):
+                    self._constants[leaf.field].append(bound)
         self._deciding = deciding_fields(domain)
         self._held_out = held_out_hashes(domain)
         self._turns = [tuple(turn.split("+")) for turn in texts.turns]
@@ -149,25 +159,16 @@ class RecordSampler:
 
     def _bounds(self, name: str, record: Record) -> Iterator[float]:
         """What the rules compare a number with; another field's value where they compare fields."""
-        for leaf in self._leaves:
-            if isinstance(leaf, SpanRule):
-                continue
-            for bound in leaf.bounds:
-                if not isinstance(bound, FieldValue):
-                    if leaf.field == name and isinstance(bound, (int, float)) and not isinstance(bound, bool):
-                        yield bound
-                elif name in (leaf.field, bound.field):
-                    partner = bound.field if leaf.field == name else leaf.field
-                    if partner in record:
-                        yield record[partner]
+        yield from self._constants[name]
+        yield from (record[partner] for partner in self._partners[name] if partner in record)
 
     def _date(self, name: str, record: Record, rng: random.Random) -> dt.date:
         span = self.texts.dates[name]
         start = _BASE if span.after is None else record[span.after]
         bounds = [
             start + relativedelta(**{leaf.unit: bound})
-            for leaf in self._leaves
-            if isinstance(leaf, SpanRule) and leaf.ends == (span.after, name)
+            for leaf in self._spans
+            if leaf.ends == (span.after, name)
             for bound in leaf.bounds
         ]
         if bounds and rng.random() < _NEAR:

@@ -70,7 +70,7 @@ class RecordTexts(_Strict):
 
 
 class Openings(_Strict):
-    """Sentences of the customer's first words: one story and one request, with a start, an end, or both."""
+    """Sentences of the customer's first words: one story and one request, alone, with a start, or with an end."""
 
     starts: Texts
     stories: Texts
