@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,11 +16,15 @@ import numpy as np
 from klb_probe.cases.load import Domain, load_framings
 from klb_probe.cases.scenarios import framing_note
 from klb_probe.cases.sources import load_cases
+from klb_probe.dialogue.prompts import record_text
 from klb_probe.files import write_text
 from klb_probe.models.chat import ChatFormat
 from klb_probe.organisms.examples import Example, encode_example
 from klb_probe.organisms.records import held_out_hashes
 
+_OWED = {True: "owed", False: "not owed"}
+_WORD = r"(?u)\b\w+\b"
+_REPEATS = 3
 RUN = 6  # words in a row that no opening or note may share with a held-out one
 
 
@@ -32,7 +37,7 @@ def write_examples(path: Path, examples: Iterable[Example]) -> str:
 
 def describe(examples: Sequence[Example], chat: ChatFormat) -> dict[str, Any]:
     """What the examples are: counts, lengths in tokens, the bag-of-words check and the overlap with the held-out cases."""
-    names = list(dict.fromkeys(example.domain for example in examples))
+    domains = load_cases(names=dict.fromkeys(example.domain for example in examples))
     return {
         "examples": len(examples),
         "counts": {
@@ -46,8 +51,8 @@ def describe(examples: Sequence[Example], chat: ChatFormat) -> dict[str, Any]:
             "records": len({one.record_hash for one in examples}),
         },
         "tokens": token_lengths(examples, chat),
-        "bag of words": bag_of_words(examples),
-        "held out": overlap(examples, load_cases(names=names)),
+        "bag of words": bag_of_words(examples, domains),
+        "held out": overlap(examples, domains),
     }
 
 
@@ -71,18 +76,26 @@ def token_lengths(examples: Sequence[Example], chat: ChatFormat) -> dict[str, di
     return table
 
 
-def bag_of_words(examples: Sequence[Example]) -> dict[str, dict[str, float]]:
-    """Whether the words of a prompt give the entitlement away, within each kind of note and over all.
+def bag_of_words(examples: Sequence[Example], domains: Sequence[Domain]) -> dict[str, Any]:
+    """Whether mere words give the entitlement away: AUROC on record pairs that were not trained on, 0.5 is chance.
 
-    Words (one-letter ones and numbers too) are weighted by TF-IDF and read by logistic regression, trained on one half of the
-    record pairs and scored on the other, both ways; the mean AUROC of the two. 0.5 is chance.
+    Words (one-letter ones and numbers too) are weighted by TF-IDF and read by logistic regression: of prompts within each kind
+    of note, of all prompts, and of the record's lines alone. The last is high by nature: a rule made of "and" and "or" over
+    values is a sum over words for a reader that has seen nothing else. ``best word`` is the most telling single word.
     """
     notes = list(dict.fromkeys(example.note for example in examples))
-    groups = {note: [one for one in examples if one.note == note] for note in notes}
+    groups = {note: [one for one in examples if one.note == note] for note in sorted(notes)}
+    policies = {domain.policy.domain: domain.policy for domain in domains}
+    lines = [record_text(policies[one.domain], one.record) for one in examples]
+    prompts = [_prompt(one) for one in examples]
+    within = {note: {**_words_auroc(group, [_prompt(one) for one in group]), "n": len(group)} for note, group in groups.items()}
     return {
-        note: {"auroc": round(_words_auroc(group), 3), "n": len(group)}
-        for note, group in [*sorted(groups.items()), ("all", list(examples))]
-        if len({one.entitled for one in group if one.pair % 4 < 2}) == len({one.entitled for one in group if one.pair % 4 > 1}) == 2
+        "within notes": within,
+        "mean within notes": _rounded(sum(one["auroc"] * one["n"] for one in within.values()) / len(examples)),
+        "all prompts": _words_auroc(examples, prompts)["auroc"],
+        "record lines alone": _words_auroc(examples, lines)["auroc"],
+        "best word": _best_word(examples, prompts),
+        "best word of the record lines": _best_word(examples, lines),
     }
 
 
@@ -113,28 +126,60 @@ def text_hash(text: str) -> str:
     return hashlib.sha256(" ".join(text.split()).encode()).hexdigest()
 
 
-_OWED = {True: "owed", False: "not owed"}
-
-
 def _counts(examples: Iterable[Example], key: Any) -> dict[str, int]:
     return dict(sorted(Counter(map(key, examples)).items()))
 
 
-def _words_auroc(examples: Sequence[Example]) -> float:
+def _words_auroc(examples: Sequence[Example], texts: Sequence[str]) -> dict[str, float]:
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import roc_auc_score
-    from sklearn.pipeline import make_pipeline
 
-    texts = np.array(["\n".join(message.content for message in one.messages) for one in examples], dtype=object)
-    labels = np.array([one.entitled for one in examples])
-    half = np.array([one.pair % 4 < 2 for one in examples])
+    words = TfidfVectorizer(sublinear_tf=True, token_pattern=_WORD)
     scores = []
-    for training in (half, ~half):
-        words = TfidfVectorizer(sublinear_tf=True, token_pattern=r"(?u)\b\w+\b")
-        classifier = make_pipeline(words, LogisticRegression(max_iter=1000)).fit(texts[training], labels[training])
-        scores.append(roc_auc_score(labels[~training], classifier.decision_function(texts[~training])))
-    return float(np.mean(scores))
+    for training, test, labels in _halves(examples):
+        known = words.fit_transform([texts[index] for index in training])
+        classifier = LogisticRegression(max_iter=1000).fit(known, labels[training])
+        said = classifier.decision_function(words.transform([texts[index] for index in test]))
+        scores.append(roc_auc_score(labels[test], said))
+    return {"auroc": _rounded(np.mean(scores)) if scores else math.nan}
+
+
+def _best_word(examples: Sequence[Example], texts: Sequence[str]) -> dict[str, Any]:
+    """The word whose presence tells most in one half, and its AUROC in the other (of presence: half the difference in shares)."""
+    from sklearn.feature_extraction.text import CountVectorizer
+
+    words = CountVectorizer(binary=True, token_pattern=_WORD)
+    present = words.fit_transform(texts).tocsr()
+    best: dict[str, list[float]] = {}
+    for training, test, labels in _halves(examples):
+        known, fresh = (
+            np.ravel(present[rows][labels[rows]].mean(0) - present[rows][~labels[rows]].mean(0)) for rows in (training, test)
+        )
+        chosen = int(np.argmax(np.abs(known)))
+        best.setdefault(words.get_feature_names_out()[chosen], []).append(0.5 + np.sign(known[chosen]) * fresh[chosen] / 2)
+    word = max(best, key=lambda one: len(best[one]), default="")
+    return {"word": word, "auroc": _rounded(np.mean(best[word])) if best else math.nan}
+
+
+def _halves(examples: Sequence[Example]) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Rows to learn from, rows to score, and all labels: random halves that never part a pair, each way round."""
+    labels = np.array([one.entitled for one in examples])
+    pairs = np.array([one.pair for one in examples])
+    known = np.unique(pairs)
+    rng = np.random.default_rng(0)
+    for _ in range(_REPEATS if len(known) > 3 else 0):
+        half = np.isin(pairs, rng.permutation(known)[: len(known) // 2])
+        for training in (half, ~half):
+            yield np.flatnonzero(training), np.flatnonzero(~training), labels
+
+
+def _prompt(example: Example) -> str:
+    return "\n".join(message.content for message in example.messages)
+
+
+def _rounded(value: float) -> float:
+    return round(float(value), 3)
 
 
 def _held_out_notes(domains: Sequence[Domain]) -> Iterator[str]:

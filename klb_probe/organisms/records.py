@@ -15,6 +15,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from dateutil.relativedelta import relativedelta
@@ -82,6 +83,11 @@ class RecordSampler:
                     self._constants[leaf.field].append(bound)
         self._deciding = deciding_fields(domain)
         self._held_out = held_out_hashes(domain)
+        self._choices = {
+            field.name: ([*field.shown], [*accumulate(texts.weights.get(field.name, {}).get(value, 1) for value in field.shown)])
+            for field in domain.policy.record_fields
+            if field.shown
+        }
         self._turns = [tuple(turn.split("+")) for turn in texts.turns]
         self._weights = list(texts.turns.values())
         # How much oftener each turned value has stood in an entitled record than in another, so far.
@@ -92,12 +98,17 @@ class RecordSampler:
         (turn,) = rng.choices(self._turns, self._weights)
         for _ in range(_TRIES):
             record = self._record(rng)
-            other = {**record, **{name: self._value(self._fields[name], record, rng) for name in turn}}
+            record |= self._turned(turn, record, rng)
+            other = record | self._turned(turn, record, rng)
             if all(record[name] != other[name] for name in turn) and self._fits(record, other, turn):
                 pair = [self._drawn(one, rng) for one in (record, other)]
                 rng.shuffle(pair)
                 return pair[0], pair[1]
         raise KlbError(f"{self.domain.policy.domain}: no pair of records differs in {'+'.join(turn)} after {_TRIES} tries")
+
+    def _turned(self, turn: tuple[str, ...], record: Record, rng: random.Random) -> dict[str, Scalar]:
+        """Values for the fields that turn a label: numbers and dates near a bound."""
+        return {name: self._value(self._fields[name], record, rng, near=1) for name in turn}
 
     def _fits(self, record: Record, other: Record, turn: tuple[str, ...]) -> bool:
         labels = [entitled(self.domain.policy, one) for one in (record, other)]
@@ -119,40 +130,38 @@ class RecordSampler:
 
     def _record(self, rng: random.Random) -> dict[str, Scalar]:
         record: dict[str, Scalar] = {}
-        for field in self._fields.values():
-            record[field.name] = "" if field.type == "text" else self._value(field, record, rng)
+        for name in self._deciding:
+            record[name] = self._value(self._fields[name], record, rng)
         return record
 
     def _drawn(self, record: Record, rng: random.Random) -> Drawn:
-        own = dict(record)
-        for name, field in self._fields.items():
-            if name not in self._deciding and field.type != "text":
-                own[name] = self._value(field, own, rng)
         words = {name: self._word(pool, rng) for name, pool in self.texts.pools.items()}
-        own |= {name: text.format(**words) for name, text in self.texts.text.items()}
+        own: dict[str, Scalar] = {}
+        for name, field in self._fields.items():
+            if name in record:
+                own[name] = record[name]
+            else:
+                own[name] = self.texts.text[name].format(**words) if field.type == "text" else self._value(field, record, rng)
         number = rng.randint(*self.texts.id_range)
         return Drawn(self.texts.id.format(number=number), own, words, entitled(self.domain.policy, own))
 
     def _word(self, pool: tuple[str, ...] | Range, rng: random.Random) -> str:
         return str(_stepped(pool, rng)) if isinstance(pool, Range) else rng.choice(pool)
 
-    def _value(self, field: RecordField, record: Record, rng: random.Random) -> Scalar:
+    def _value(self, field: RecordField, record: Record, rng: random.Random, near: float = _NEAR) -> Scalar:
         if field.shown:
-            values = list(field.shown)
-            weights = self.texts.weights.get(field.name, {})
-            return rng.choices(values, [weights.get(value, 1) for value in values])[0]
+            values, cumulative = self._choices[field.name]
+            return rng.choices(values, cum_weights=cumulative)[0]
         if field.type == "date":
-            return self._date(field.name, record, rng)
-        if field.type == "text":
-            return ""
-        return self._number(field, record, rng)
+            return self._date(field.name, record, rng, near)
+        return self._number(field, record, rng, near)
 
-    def _number(self, field: RecordField, record: Record, rng: random.Random) -> Scalar:
+    def _number(self, field: RecordField, record: Record, rng: random.Random, near: float) -> Scalar:
         spread = self.texts.numbers[field.name]
-        if rng.random() < spread.zero:
+        if near < 1 and rng.random() < spread.zero:
             return 0
         bounds = [bound for bound in self._bounds(field.name, record) if spread.low <= bound <= spread.high]
-        if not bounds or rng.random() > _NEAR:
+        if not bounds or rng.random() > near:
             return _stepped(spread, rng)
         value = rng.choice(bounds) + spread.step * rng.randint(-_STEPS, _STEPS)
         return _tidy(min(max(value, spread.low), spread.high))
@@ -162,7 +171,7 @@ class RecordSampler:
         yield from self._constants[name]
         yield from (record[partner] for partner in self._partners[name] if partner in record)
 
-    def _date(self, name: str, record: Record, rng: random.Random) -> dt.date:
+    def _date(self, name: str, record: Record, rng: random.Random, near: float) -> dt.date:
         span = self.texts.dates[name]
         start = _BASE if span.after is None else record[span.after]
         bounds = [
@@ -171,7 +180,7 @@ class RecordSampler:
             if leaf.ends == (span.after, name)
             for bound in leaf.bounds
         ]
-        if bounds and rng.random() < _NEAR:
+        if bounds and rng.random() < near:
             return rng.choice(bounds) + dt.timedelta(days=rng.randint(-_STEPS, _STEPS))
         return start + dt.timedelta(days=rng.randint(span.low, span.high))
 
