@@ -27,7 +27,7 @@ from klb_probe.errors import KlbError
 from klb_probe.organisms.texts import Range, RecordTexts
 
 _NEAR = 0.6  # share of numbers and dates that stand near a bound
-_STEPS = 12  # how far "near" is, in steps
+_STEPS = 18  # how far "near" is, in steps
 _BASE = dt.date(2027, 1, 4)
 _TRIES = 5_000
 
