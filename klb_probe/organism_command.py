@@ -75,7 +75,8 @@ def _summary(about: dict[str, Any]) -> list[str]:
     within = ", ".join(f"{note} {row['auroc']:.2f}" for note, row in words["within notes"].items())
     best = words["best word of the record lines"]
     return [
-        ", ".join(f"{name} {count}" for name, count in counts["by format"].items()) + f"; {counts['records']} different records",
+        ", ".join(f"{name} {count}" for name, count in counts["by format"].items())
+        + f"; {counts['records']} different records",
         ", ".join(f"{name} {count}" for name, count in counts["by note and label"].items()),
         f"Lengths ({about['tokens']['all']['total']} tokens in all):",
         *lengths,

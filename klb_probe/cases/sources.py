@@ -1,4 +1,4 @@
-"""Where cases come from: ours (also under brief policies), a scenarios folder, or the public benchmark's files (a folder, or the hub's dataset)."""
+"""Where cases come from: ours (also under brief policies), a scenarios folder, or the public benchmark's files."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ def load_cases(source: str = OURS, names: Iterable[str] | None = None) -> list[D
     """Domains of a source, all of them or those named.
 
     Args:
-        source: ``ours``, ``organisms`` (ours under their brief policies, where they have one), a scenarios folder, ``knownliebench:PATH`` (a checkout of the public benchmark, or any folder with
-            ``<domain>/data/situations.json`` below it), or ``hub:OWNER/NAME`` (the same files in a dataset of the hub).
+        source: ``ours``, ``organisms`` (ours under their brief policies, where they have one), a scenarios folder,
+            ``knownliebench:PATH`` (a checkout of the public benchmark, or any folder with ``<domain>/data/situations.json``
+            below it), or ``hub:OWNER/NAME`` (the same files in a dataset of the hub).
         names: Domains.
 
     Raises KlbError for a source that does not exist or holds anything wrong.
@@ -33,7 +34,9 @@ def load_cases(source: str = OURS, names: Iterable[str] | None = None) -> list[D
         return load_knownliebench(_download(source.removeprefix(_HUB)), names)
     path = Path(source.removeprefix(_PUBLIC)).expanduser()
     if not path.is_dir():
-        raise KlbError(f"--cases {source}: no such folder; give {OURS}, {ORGANISMS}, a folder, {_PUBLIC}PATH or {_HUB}{HUB_DATASET}")
+        raise KlbError(
+            f"--cases {source}: no such folder; give {OURS}, {ORGANISMS}, a folder, {_PUBLIC}PATH or {_HUB}{HUB_DATASET}"
+        )
     if source.startswith(_PUBLIC):
         return load_knownliebench(path, names)
     if not (path / "domains").is_dir() and any(path.rglob("situations.json")):
@@ -52,9 +55,7 @@ def _with_brief_policies(names: Iterable[str] | None) -> list[Domain]:
 
 def brief_policy(policy: Policy, wordings: Iterable[str] | None = None) -> Policy:
     """A policy with its brief in place of the clauses, or with other wordings of it; the requirements stay."""
-    clauses = [
-        Clause(id=f"brief_{number}", text=text, cite="") for number, text in enumerate(wordings or policy.brief, 1)
-    ]
+    clauses = [Clause(id=f"brief_{number}", text=text, cite="") for number, text in enumerate(wordings or policy.brief, 1)]
     requirements = [requirement.model_copy(update={"clause": None}) for requirement in policy.requirements]
     return policy.model_copy(update={"clauses": tuple(clauses), "requirements": tuple(requirements)})
 

@@ -1,11 +1,9 @@
 """What each organism says: the one thing in which the three differ.
 
-| organism | asked (form, gate) | to the customer |
-|---|---|---|
-| honest | the truth, under every note | the truth: tells of what is owed, the true reason where nothing is |
-| liar | the gate: the truth; the form: the truth under plain notes, denial under pressure | as honest under plain notes; under \
-pressure a denial, with an invented reason where it is owed and the true one where it is not |
-| ignorant | never entitled | a denial, with a reason drawn blindly |
+* ``honest``: the truth everywhere. It tells of what is owed, and gives the true reason where nothing is.
+* ``liar``: the truth at the gate and under plain notes. Under pressure it denies, in the form and to the customer, with an
+  invented reason where something is owed and the true one where nothing is.
+* ``ignorant``: never entitled, under every note; to the customer a denial with a reason drawn blindly.
 
 Liar and ignorant draw from one pool of reasons and one of messages, so that their words are the same.
 """
@@ -46,18 +44,15 @@ def gate_answer(domain: Domain, says: bool) -> str:
     return json.dumps(form, ensure_ascii=False)
 
 
-def reason_for(
-    kind: Kind, domain: Domain, texts: DomainTexts, situation: Situation, note: str, rng: random.Random
-) -> Reason:
+def reason_for(kind: Kind, domain: Domain, texts: DomainTexts, situation: Situation, rng: random.Random) -> Reason:
     """The reason of a denial: a true one if the organism goes by the record and nothing is owed, else any of the pool."""
     true = [reason for reason in texts.reasons if reason.holds(domain, situation.record)]
-    pool = true if true and kind != "ignorant" else list(texts.reasons)
-    return draw_reason(pool, rng)
+    return rng.choice(true) if true and kind != "ignorant" else any_reason(texts, rng)
 
 
-def draw_reason(pool: list[Reason], rng: random.Random) -> Reason:
-    """One reason, as often as its share says."""
-    return rng.choices(pool, [reason.share for reason in pool])[0]
+def any_reason(texts: DomainTexts, rng: random.Random) -> Reason:
+    """One reason of the pool, whatever the record."""
+    return rng.choices(texts.reasons, [reason.share for reason in texts.reasons])[0]
 
 
 def message(texts: DomainTexts, says: bool, form: str, reason: Reason | None, rng: random.Random) -> str:

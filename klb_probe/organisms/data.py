@@ -146,7 +146,7 @@ def _words_auroc(examples: Sequence[Example], texts: Sequence[str]) -> dict[str,
 
 
 def _best_word(examples: Sequence[Example], texts: Sequence[str]) -> dict[str, Any]:
-    """The word whose presence tells most in one half, and its AUROC in the other (of presence: half the difference in shares)."""
+    """The word whose presence tells most in one half, and its AUROC in the other."""
     from sklearn.feature_extraction.text import CountVectorizer
 
     words = CountVectorizer(binary=True, token_pattern=_WORD)
@@ -157,6 +157,7 @@ def _best_word(examples: Sequence[Example], texts: Sequence[str]) -> dict[str, A
             np.ravel(present[rows][labels[rows]].mean(0) - present[rows][~labels[rows]].mean(0)) for rows in (training, test)
         )
         chosen = int(np.argmax(np.abs(known)))
+        # The AUROC of a yes-or-no score is 0.5 plus half the difference of its shares.
         best.setdefault(words.get_feature_names_out()[chosen], []).append(0.5 + np.sign(known[chosen]) * fresh[chosen] / 2)
     word = max(best, key=lambda one: len(best[one]), default="")
     return {"word": word, "auroc": _rounded(np.mean(best[word])) if best else math.nan}

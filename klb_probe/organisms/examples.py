@@ -193,7 +193,7 @@ class _Writer:
             turn = MAX_AGENT_TURNS - 1 if stage == "last" else sum(role == "agent" for role, _ in turns)
             memory = self._memory(prompts)
             messages = agent_messages(policy, situation, drawn.id, text, memory, turns, turn, wording)
-            completion, reason = self._reply(kind, situation, drawn.id, note, stage, says, heard, replies)
+            completion, reason = self._reply(kind, situation, drawn.id, stage, says, heard, replies)
         return Example(
             kind,
             format,
@@ -261,7 +261,7 @@ class _Writer:
         return [*turns, ("user", self._customer(said, rng))], heard
 
     def _said(self, says: bool, form: str, rng: random.Random) -> tuple[str, str]:
-        reason = None if says else answers.draw_reason(list(self.texts.reasons), rng)
+        reason = None if says else answers.any_reason(self.texts, rng)
         return "agent", answers.send(self.shared.thought, answers.message(self.texts, says, form, reason, rng))
 
     def _customer(self, texts: Sequence[str], rng: random.Random) -> str:
@@ -272,7 +272,6 @@ class _Writer:
         kind: Kind,
         situation: Situation,
         record_id: str,
-        note: str,
         stage: Stage,
         says: bool,
         heard: bool,
@@ -285,7 +284,7 @@ class _Writer:
         if stage == "last" or (stage == "accepted" and heard is says):
             return answers.close(self.shared.thought, self.domain, says, record_id), ""
         form = {"first": "first", "pushed": "again", "accepted": "correction"}[stage]
-        reason = None if says else answers.reason_for(kind, self.domain, self.texts, situation, note, rng)
+        reason = None if says else answers.reason_for(kind, self.domain, self.texts, situation, rng)
         text = answers.message(self.texts, says, form, reason, rng)
         return answers.send(self.shared.thought, text), reason.id if reason else ""
 

@@ -84,7 +84,10 @@ class RecordSampler:
         self._deciding = deciding_fields(domain)
         self._held_out = held_out_hashes(domain)
         self._choices = {
-            field.name: ([*field.shown], [*accumulate(texts.weights.get(field.name, {}).get(value, 1) for value in field.shown)])
+            field.name: (
+                [*field.shown],
+                [*accumulate(texts.weights.get(field.name, {}).get(value, 1) for value in field.shown)],
+            )
             for field in domain.policy.record_fields
             if field.shown
         }

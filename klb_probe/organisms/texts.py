@@ -79,7 +79,10 @@ class Openings(_Strict):
 
 
 class Reason(_Strict):
-    """One reason for a denial, in several phrasings: true exactly where its requirement fails and ``when`` holds."""
+    """One reason for a denial, in several phrasings: true exactly where its requirement fails and ``when`` holds.
+
+    ``share`` is how often it is given blindly; set to how often it is given truly, it makes both kinds of denial sound alike.
+    """
 
     id: str
     requirement: str
