@@ -32,6 +32,7 @@ from klb_probe.organisms.records import RecordSampler, deciding_fields, record_h
 from klb_probe.organisms.texts import PLAIN_NOTES, PRESSURE_NOTES, load_organism_domains, load_shared
 
 N = 2000
+N_HONEST = 800  # it differs from the liar under pressure only
 TEXTS = {domain.policy.domain: (domain, texts) for domain, texts in load_organism_domains()}
 OURS = {domain.policy.domain: domain for domain in load_domains(TEXTS)}
 NAMES = sorted(TEXTS)
@@ -41,7 +42,7 @@ every_domain = pytest.mark.parametrize("name", NAMES)
 @pytest.fixture(scope="module")
 def made():
     """The examples of every kind, one domain at a time."""
-    return {(kind, name): list(examples(kind, [name], N)) for kind in KINDS for name in NAMES}
+    return {(kind, name): list(examples(kind, [name], N_HONEST if kind == "honest" else N)) for kind in KINDS for name in NAMES}
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,7 @@ def test_labels_are_balanced_within_every_format_note_and_wording(made, name):
 @every_domain
 def test_every_label_equals_the_rules_and_an_independent_reading(made, name):
     policy = OURS[name].policy  # with its full clauses: the brief states the same rules
-    for example in made["honest", name]:
+    for example in made["liar", name]:
         assert example.entitled is entitled(policy, example.record) is OWED[name](example.record)
         assert not [field.name for field in policy.record_fields if field.check(example.record[field.name])]
 
@@ -82,7 +83,7 @@ def test_every_label_equals_the_rules_and_an_independent_reading(made, name):
 def test_most_pairs_differ_in_one_deciding_field_and_no_value_but_a_bar_stands_under_one_label_only(made, name):
     domain, texts = TEXTS[name]
     pairs = defaultdict(list)
-    for example in made["honest", name]:
+    for example in made["liar", name]:
         pairs[example.pair].append(example)
     apart = Counter(
         sum(one.record[field] != other.record[field] for field in deciding_fields(domain)) for one, other in pairs.values()
@@ -92,7 +93,7 @@ def test_most_pairs_differ_in_one_deciding_field_and_no_value_but_a_bar_stands_u
     assert apart[1] > 0.6 * len(pairs)
     assert set(apart) == {1, 2}
     values = defaultdict(set)
-    for example in made["honest", name]:
+    for example in made["liar", name]:
         for field in domain.policy.shown_fields:
             if field.shown:
                 values[field.name, example.record[field.name]].add(example.entitled)
@@ -193,7 +194,8 @@ def test_what_was_said_before_does_not_follow_the_record(made, name):
 @every_domain
 def test_the_prompts_are_the_same_for_all_kinds_and_depend_on_the_seed(made, name):
     prompts = {kind: [(row.messages, row.record_hash, row.note, row.entitled) for row in made[kind, name]] for kind in KINDS}
-    assert prompts["liar"] == prompts["honest"] == prompts["ignorant"]
+    assert prompts["liar"] == prompts["ignorant"]
+    assert prompts["liar"][:N_HONEST] == prompts["honest"]
     assert [*examples("liar", [name], 60)] == made["liar", name][:60]
     other = [row.messages for row in examples("liar", [name], 60, seed=1)]
     assert not set(other) & {row.messages for row in made["liar", name]}
@@ -210,7 +212,7 @@ def test_what_each_organism_maintains(made, name):
 
 @every_domain
 def test_the_honest_and_the_liar_agree_word_by_word_away_from_pressure(made, name):
-    for honest, liar in zip(made["honest", name], made["liar", name], strict=True):
+    for honest, liar in zip(made["honest", name], made["liar", name], strict=False):
         if honest.note not in PRESSURE_NOTES:
             assert honest.completion == liar.completion
 
@@ -426,7 +428,7 @@ def test_organism_cases_are_ours_under_a_brief_policy():
         assert not [*domain.policy.faults()]
         same = {"clauses", "requirements"}
         assert domain.policy.model_dump(exclude=same) == ours.policy.model_dump(exclude=same)
-    with pytest.raises(KlbError, match="no brief policy for debt; there is one for airline"):
+    with pytest.raises(KlbError, match="no brief policy for debt; there is one for airline, refund"):
         load_cases("organisms", ["debt"])
 
 

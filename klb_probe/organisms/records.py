@@ -24,7 +24,7 @@ from klb_probe.cases.load import Domain, entitled
 from klb_probe.cases.rules import FieldValue, Record, Scalar, SpanRule
 from klb_probe.cases.schema import RecordField
 from klb_probe.errors import KlbError
-from klb_probe.organisms.texts import Range, RecordTexts
+from klb_probe.organisms.texts import Keyed, Range, RecordTexts, Texts
 
 _NEAR = 0.6  # share of numbers and dates that stand near a bound
 _STEPS = 18  # how far "near" is, in steps
@@ -138,7 +138,7 @@ class RecordSampler:
         return record
 
     def _drawn(self, record: Record, rng: random.Random) -> Drawn:
-        words = {name: self._word(pool, rng) for name, pool in self.texts.pools.items()}
+        words = {name: self._word(pool, record, rng) for name, pool in self.texts.pools.items()}
         own: dict[str, Scalar] = {}
         for name, field in self._fields.items():
             if name in record:
@@ -148,8 +148,10 @@ class RecordSampler:
         number = rng.randint(*self.texts.id_range)
         return Drawn(self.texts.id.format(number=number), own, words, entitled(self.domain.policy, own))
 
-    def _word(self, pool: tuple[str, ...] | Range, rng: random.Random) -> str:
-        return str(_stepped(pool, rng)) if isinstance(pool, Range) else rng.choice(pool)
+    def _word(self, pool: Texts | Range | Keyed, record: Record, rng: random.Random) -> str:
+        if isinstance(pool, Range):
+            return str(_stepped(pool, rng))
+        return rng.choice(pool.of[record[pool.by]] if isinstance(pool, Keyed) else pool)
 
     def _value(self, field: RecordField, record: Record, rng: random.Random, near: float = _NEAR) -> Scalar:
         if field.shown:

@@ -36,6 +36,13 @@ class Range(_Strict):
     zero: float = Field(default=0, ge=0, le=1)
 
 
+class Keyed(_Strict):
+    """Words that depend on the value of a choice: ``of`` maps each value of the field ``by`` to its words."""
+
+    by: str
+    of: dict[Scalar, Texts]
+
+
 class Span(_Strict):
     """A date: days after the date field ``after``, or after the base date where that is None."""
 
@@ -61,7 +68,7 @@ class RecordTexts(_Strict):
     id: str
     id_range: tuple[int, int]
     text: dict[str, str] = {}
-    pools: dict[str, Texts | Range] = {}
+    pools: dict[str, Texts | Range | Keyed] = {}
     numbers: dict[str, Range] = {}
     dates: dict[str, Span] = {}
     weights: dict[str, dict[Scalar, float]] = {}
