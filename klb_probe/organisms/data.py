@@ -24,7 +24,7 @@ from klb_probe.organisms.records import held_out_hashes
 
 _OWED = {True: "owed", False: "not owed"}
 _WORD = r"(?u)\b\w+\b"
-_REPEATS = 3
+_REPEATS = 2
 RUN = 6  # words in a row that no opening or note may share with a held-out one
 
 

@@ -82,7 +82,7 @@ class RecordSampler:
                 elif isinstance(bound, (int, float)) and not isinstance(bound, bool):
                     self._constants[leaf.field].append(bound)
         self._deciding = deciding_fields(domain)
-        self._held_out = held_out_hashes(domain)
+        self._held_out = {self._decided(situation.record) for situation in domain.situations()}
         self._choices = {
             field.name: (
                 [*field.shown],
@@ -127,9 +127,10 @@ class RecordSampler:
         return True
 
     def _allowed(self, record: Record) -> bool:
-        return all(rule.holds(record) for rule in self.texts.plausible) and (
-            record_hash(self.domain, record) not in self._held_out
-        )
+        return self._decided(record) not in self._held_out and all(rule.holds(record) for rule in self.texts.plausible)
+
+    def _decided(self, record: Record) -> tuple[Scalar, ...]:
+        return tuple(record[name] for name in self._deciding)
 
     def _record(self, rng: random.Random) -> dict[str, Scalar]:
         record: dict[str, Scalar] = {}
