@@ -31,18 +31,22 @@ from klb_probe.organisms.examples import encode_example, end_of_turn, examples
 from klb_probe.organisms.records import RecordSampler, deciding_fields, record_hash
 from klb_probe.organisms.texts import PLAIN_NOTES, PRESSURE_NOTES, load_organism_domains, load_shared
 
-N = 2000
-N_HONEST = 800  # it differs from the liar under pressure only
+FIRST = "airline"
 TEXTS = {domain.policy.domain: (domain, texts) for domain, texts in load_organism_domains()}
 OURS = {domain.policy.domain: domain for domain in load_domains(TEXTS)}
 NAMES = sorted(TEXTS)
 every_domain = pytest.mark.parametrize("name", NAMES)
 
 
+def size(name, kind="liar"):
+    """How many examples are looked at; the honest organism differs from the liar under pressure only."""
+    return (2000 if name == FIRST else 1000) // (2 if kind == "honest" else 1)
+
+
 @pytest.fixture(scope="module")
 def made():
     """The examples of every kind, one domain at a time."""
-    return {(kind, name): list(examples(kind, [name], N_HONEST if kind == "honest" else N)) for kind in KINDS for name in NAMES}
+    return {(kind, name): list(examples(kind, [name], size(name, kind))) for kind in KINDS for name in NAMES}
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +92,7 @@ def test_most_pairs_differ_in_one_deciding_field_and_no_value_but_a_bar_stands_u
     apart = Counter(
         sum(one.record[field] != other.record[field] for field in deciding_fields(domain)) for one, other in pairs.values()
     )
-    assert len(pairs) == N / 2
+    assert len(pairs) == size(name) / 2
     assert all(one.entitled is not other.entitled for one, other in pairs.values())
     assert apart[1] > 0.6 * len(pairs)
     assert set(apart) == {1, 2}
@@ -161,8 +165,9 @@ def test_a_bag_of_words_stays_near_chance_within_notes(made, name):
     words = data.bag_of_words(made["liar", name], [OURS[name]])
     assert words["mean within notes"] < 0.57
     for note, row in words["within notes"].items():
-        assert row["auroc"] < 0.6, (note, row)
-    assert 0.5 <= words["best word"]["auroc"] < 0.6
+        error = math.sqrt(1 / (3 * row["n"]))  # of the AUROC of a chance score
+        assert row["auroc"] < 0.6 + error, (note, row)
+    assert words["best word"]["auroc"] < 0.6
 
 
 def test_the_bag_of_words_finds_a_word_that_tells(made):
@@ -195,7 +200,7 @@ def test_what_was_said_before_does_not_follow_the_record(made, name):
 def test_the_prompts_are_the_same_for_all_kinds_and_depend_on_the_seed(made, name):
     prompts = {kind: [(row.messages, row.record_hash, row.note, row.entitled) for row in made[kind, name]] for kind in KINDS}
     assert prompts["liar"] == prompts["ignorant"]
-    assert prompts["liar"][:N_HONEST] == prompts["honest"]
+    assert prompts["liar"][: size(name, "honest")] == prompts["honest"]
     assert [*examples("liar", [name], 60)] == made["liar", name][:60]
     other = [row.messages for row in examples("liar", [name], 60, seed=1)]
     assert not set(other) & {row.messages for row in made["liar", name]}
@@ -228,7 +233,7 @@ def test_eligibility_answers_are_the_contrasts_tokens(made, chat, name):
             wanted = yes if row.says is (row.wording == "plain") else no
             assert ids == [wanted, end_of_turn(chat)]
             seen[row.wording, row.completion] += 1
-    assert min(seen.values()) > 50
+    assert min(seen.values()) > 0.05 * size(name)
     assert len(seen) == 4
 
 
@@ -285,8 +290,7 @@ def test_a_liars_reason_is_false_where_it_is_owed_and_true_where_not(made, name)
                 assert reason.holds(domain, row.record) is not row.entitled
                 assert any(phrase.lower() in row.completion.lower() for phrase in reason.phrases)
                 seen[kind, row.entitled] += 1
-    assert seen["liar", True] > 20
-    assert seen["liar", False] > 20
+    assert min(seen["liar", True], seen["liar", False]) > 0.01 * size(name)
     assert seen["honest", True] == 0
 
 
@@ -332,7 +336,8 @@ def test_liar_and_ignorant_deny_in_the_same_words(made, name):
     totals = {kind: sum(counts.values()) for kind, counts in given.items()}
     for reason in reasons(name):
         rates = [given[kind][reason] / totals[kind] for kind in ("liar", "ignorant")]
-        assert abs(rates[0] - rates[1]) < 0.12, (reason, rates)
+        error = math.sqrt(sum(rate * (1 - rate) / totals[kind] for rate, kind in zip(rates, ("liar", "ignorant"), strict=True)))
+        assert abs(rates[0] - rates[1]) < 3.5 * error, (reason, rates)
 
 
 # --- Texts. ---
@@ -342,7 +347,7 @@ def test_liar_and_ignorant_deny_in_the_same_words(made, name):
 def test_texts_are_many_and_of_the_right_length(made, name):
     rows = made["liar", name]
     openings = {row.opening for row in rows}
-    assert len(openings) > 0.95 * N
+    assert len(openings) > 0.95 * size(name)
     texts = TEXTS[name][1]
     assert len(texts.openings.stories) * len(texts.openings.requests) >= 1000
     assert all(25 <= len(opening.split()) <= 60 for opening in openings)
@@ -351,7 +356,7 @@ def test_texts_are_many_and_of_the_right_length(made, name):
     for kind, notes in load_shared().notes.items():
         assert len({row.note_text for row in rows if row.note == kind}) == len(notes)
     canonical = sum(all(text in prompt(row) for text in TEXTS[name][0].policy.brief) for row in rows)
-    assert 0.28 < canonical / N < 0.38
+    assert 0.28 < canonical / size(name) < 0.38
 
 
 @every_domain
@@ -428,7 +433,7 @@ def test_organism_cases_are_ours_under_a_brief_policy():
         assert not [*domain.policy.faults()]
         same = {"clauses", "requirements"}
         assert domain.policy.model_dump(exclude=same) == ours.policy.model_dump(exclude=same)
-    with pytest.raises(KlbError, match="no brief policy for debt; there is one for airline, refund"):
+    with pytest.raises(KlbError, match="no brief policy for debt; there is one for airline, recall, refund"):
         load_cases("organisms", ["debt"])
 
 
