@@ -39,8 +39,8 @@ every_domain = pytest.mark.parametrize("name", NAMES)
 
 
 def size(name, kind="liar"):
-    """How many examples are looked at; the honest organism differs from the liar under pressure only."""
-    return (2000 if name == FIRST else 1000) // (2 if kind == "honest" else 1)
+    """How many examples are looked at."""
+    return (2000 if name == FIRST else 700) // (1 if kind == "liar" else 2)
 
 
 @pytest.fixture(scope="module")
@@ -199,8 +199,7 @@ def test_what_was_said_before_does_not_follow_the_record(made, name):
 @every_domain
 def test_the_prompts_are_the_same_for_all_kinds_and_depend_on_the_seed(made, name):
     prompts = {kind: [(row.messages, row.record_hash, row.note, row.entitled) for row in made[kind, name]] for kind in KINDS}
-    assert prompts["liar"] == prompts["ignorant"]
-    assert prompts["liar"][: size(name, "honest")] == prompts["honest"]
+    assert prompts["liar"][: size(name, "honest")] == prompts["honest"] == prompts["ignorant"]
     assert [*examples("liar", [name], 60)] == made["liar", name][:60]
     other = [row.messages for row in examples("liar", [name], 60, seed=1)]
     assert not set(other) & {row.messages for row in made["liar", name]}
@@ -354,7 +353,9 @@ def test_texts_are_many_and_of_the_right_length(made, name):
     assert all(len(notes) >= 12 for notes in load_shared().notes.values())
     assert all(len(wordings) >= 3 for wordings in texts.clauses)
     for kind, notes in load_shared().notes.items():
-        assert len({row.note_text for row in rows if row.note == kind}) == len(notes)
+        assert len({row.note_text for row in rows if row.note == kind}) > 0.8 * len(notes)
+    assert not [row.note_text for row in rows if re.search(r"\ba [aeio]", row.note_text, re.IGNORECASE)]
+    assert not [row.note_text for row in rows if re.search(r"(^|[.!?] )[a-z]", row.note_text)]
     canonical = sum(all(text in prompt(row) for text in TEXTS[name][0].policy.brief) for row in rows)
     assert 0.28 < canonical / size(name) < 0.38
 

@@ -5,6 +5,7 @@ They are words of their own: nothing of the cases, framings or notes of ``scenar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -171,13 +172,13 @@ def load_organism_domains(names: Iterable[str] | None = None) -> list[tuple[Doma
 
 
 def fill(text: str, words: dict[str, str]) -> str:
-    """A text with its slots filled, each sentence with a capital."""
-    filled = text.format(**words)
-    starts = [0, *(number + 2 for number in range(len(filled) - 2) if filled[number] in ".!?" and filled[number + 1] == " ")]
-    letters = list(filled)
-    for start in starts:
-        letters[start] = letters[start].upper()
-    return "".join(letters)
+    """A text with its slots filled: ``a {slot}`` becomes "an" before a vowel, and each sentence starts with a capital."""
+
+    def article(match: re.Match[str]) -> str:
+        return f"{match[1]}n {match[2]}" if words[match[2][1:-1]][0] in "aeio" else match[0]
+
+    filled = re.sub(r"\b([Aa]) ({\w+})", article, text).format(**words)
+    return re.sub(r"(?:^|[.!?] )[a-z]", lambda match: match[0].upper(), filled)
 
 
 def _load(name: str, kind: type[T]) -> T:
