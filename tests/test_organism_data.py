@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import random
@@ -155,6 +156,23 @@ def test_the_description_counts_no_overlap_and_would_count_one(made, name):
         rows[0], record_hash=record_hash(domain, case.record), record_id=case.record_id, opening=case.opening, note_text=note
     )
     assert list(data.overlap([planted], [domain]).values()) == [1, 1, 2, 2]
+
+
+@every_domain
+def test_no_combination_of_the_texts_shares_six_words_with_any_held_out_text(name):
+    """Every pair of sentences that can stand side by side, against the openings, framings and notes of all domains."""
+    domain, texts = TEXTS[name]
+    every = load_domains()
+    example = next(examples("liar", [name], 2))
+    words = {"first": "Leo", "flight": "4321", "city": "Omaha", "item": "tea kettle", "part": "seat rail"}
+    parts = texts.openings
+    beside = (parts.starts, parts.stories), (parts.stories, parts.requests), (parts.requests, parts.ends)
+    openings = [" ".join(two).format(**words) for sides in beside for two in itertools.product(*sides)]
+    notes = {row.note_text for row in examples("liar", [name], 400, seed=5)}
+    assert len(openings) > 2000
+    rows = [dataclasses.replace(example, opening=text, note_text="") for text in openings]
+    rows += [dataclasses.replace(example, opening="", note_text=text) for text in notes]
+    assert set(data.overlap(rows, every).values()) == {0}
 
 
 # --- No shortcut. ---
