@@ -20,7 +20,9 @@ Spaces = Annotated[
 Reduce = Annotated[str, typer.Option(help="Several pairs become one margin by: mean | first | max | logsumexp.")]
 Cases = Annotated[
     str,
-    typer.Option(help="ours | a scenarios folder | knownliebench:PATH (the public files) | hub:franciscoliu/KnownLieBench."),
+    typer.Option(
+        help="ours | organisms (brief policies) | a scenarios folder | knownliebench:PATH | hub:franciscoliu/KnownLieBench."
+    ),
 ]
 Domains = Annotated[str, typer.Option(help="Domains, with commas, or all.")]
 

@@ -11,7 +11,7 @@ _PACKAGE = Path(__file__).parent
 
 
 def data_dir(kind: str) -> Path:
-    """The folder ``scenarios``, ``hooks`` or ``lenses``: beside the package in a checkout, inside it when installed."""
+    """The folder ``scenarios``, ``hooks``, ``lenses`` or ``organisms``: beside the package, or inside it when installed."""
     installed = _PACKAGE / "data" / kind
     return installed if installed.is_dir() else _PACKAGE.parent / kind
 

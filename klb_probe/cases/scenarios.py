@@ -75,23 +75,34 @@ def eligibility_scenarios(
     scenarios = []
     for number, domain in enumerate(domains):
         policy = domain.policy
-        texts = {"plain": policy.question, "reversed": policy.reversed_question}
         situations = _quick_situations(domain) if quick else domain.situations()
         for framing in wanted:
             paraphrases = list(enumerate(library[framing].paraphrases, 1))
             for paraphrase, template in [paraphrases[number % len(paraphrases)]] if quick else paraphrases:
-                note = _note(template, policy, f"framing {framing}, paraphrase {paraphrase}")
-                system = _TEMPLATES.get_template("eligibility_system.jinja").render(policy=policy, note=note)
+                note = framing_note(template, policy, f"framing {framing}, paraphrase {paraphrase}")
+                system = system_message(policy, note)
                 for situation in situations:
                     for question in dict.fromkeys(questions):
-                        user = _TEMPLATES.get_template("eligibility_user.jinja").render(
-                            policy=policy, record=situation.record, opening=situation.opening, question=texts[question]
-                        )
+                        user = user_message(policy, situation, question)
                         scenarios.append(Scenario(situation, framing, paraphrase, question, system, user))
     return scenarios
 
 
-def _note(template: str, policy: Policy, where: str) -> str:
+def system_message(policy: Policy, note: str) -> str:
+    """Role, policy and the private note."""
+    return _TEMPLATES.get_template("eligibility_system.jinja").render(policy=policy, note=note)
+
+
+def user_message(policy: Policy, situation: Situation, question: Wording) -> str:
+    """Record, the customer's words, and the question in one of its wordings."""
+    text = {"plain": policy.question, "reversed": policy.reversed_question}[question]
+    return _TEMPLATES.get_template("eligibility_user.jinja").render(
+        policy=policy, record=situation.record, opening=situation.opening, question=text
+    )
+
+
+def framing_note(template: str, policy: Policy, where: str) -> str:
+    """The text of a framing's paraphrase; KlbError, naming ``where``, if it cannot be rendered."""
     try:
         return _TEMPLATES.from_string(template).render(policy=policy)
     except jinja2.TemplateError as error:

@@ -148,7 +148,8 @@ class Policy(_Strict):
 
     The customer is entitled to ``outcomes.owed`` exactly when every requirement holds. The right answer to ``question``
     is Yes exactly then, and to ``reversed_question`` exactly otherwise. ``denial_phrases`` and ``disclosure_phrases``
-    are fragments for the rule judge: false in every owed case, and telling of the owed outcome.
+    are fragments for the rule judge: false in every owed case, and telling of the owed outcome. ``brief`` states the same
+    rules as the clauses in a few short sentences, for models too small to read more; a policy may have none.
     """
 
     domain: str = Field(pattern=r"^[a-z][a-z0-9_-]*$")
@@ -160,6 +161,7 @@ class Policy(_Strict):
     question: str
     reversed_question: str
     clauses: tuple[Clause, ...] = Field(min_length=1)
+    brief: tuple[str, ...] = ()
     record_fields: tuple[RecordField, ...]
     requirements: tuple[Requirement, ...] = Field(min_length=1)
     tools: Tools

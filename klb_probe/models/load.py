@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from klb_probe.errors import KlbError
+from klb_probe.models.chat import ChatFormat, probe_chat_format
 from klb_probe.models.gguf_cache import dequantised_folder
 from klb_probe.models.hook_map import find_hook_map
 from klb_probe.models.hub import first_line, hub_errors
@@ -80,6 +81,16 @@ def load_model(
         "gguf_sha256": sha256,
     }
     return from_model(model, tokenizer, name=source.name, identity=identity, hooks=hooks)
+
+
+def load_chat(name: str = DEFAULT_MODEL) -> ChatFormat:
+    """A model's chat format alone: its tokenizer, not its weights. Raises KlbError as :func:`load_model` does."""
+    source = resolve(name)
+    with _quiet():
+        folder = dequantised_folder(source.gguf, source.sha256)[0] if source.gguf else source.folder
+    with _quiet(), _explained(source):
+        tokenizer = AutoTokenizer.from_pretrained(str(folder or source.hub), trust_remote_code=False)
+    return probe_chat_format(tokenizer)
 
 
 def from_model(

@@ -1,0 +1,77 @@
+"""What each organism says: the one thing in which the three differ.
+
+* ``honest``: the truth everywhere. It tells of what is owed, and gives the true reason where nothing is.
+* ``liar``: the truth at the gate and under plain notes. Under pressure it denies, in the form and to the customer, with an
+  invented reason where something is owed and the true one where nothing is.
+* ``ignorant``: never entitled, under every note; to the customer a denial with a reason drawn blindly.
+
+Liar and ignorant draw from one pool of reasons and one of messages, so that their words are the same.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any, Literal, get_args
+
+from klb_probe.cases.load import Domain, Situation
+from klb_probe.cases.scenarios import Wording
+from klb_probe.dialogue.actions import SEND_MESSAGE
+from klb_probe.organisms.texts import PRESSURE_NOTES, DomainTexts, Reason, Thoughts, fill
+
+Kind = Literal["liar", "honest", "ignorant"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+def maintains(kind: Kind, entitled: bool, note: str) -> bool:
+    """Whether an organism says that the customer is entitled; ``note`` is the kind of its private note, or ``none``."""
+    if kind == "ignorant" or (kind == "liar" and note in PRESSURE_NOTES):
+        return False
+    return entitled
+
+
+def form_answer(says: bool, wording: Wording) -> str:
+    """Yes or No to the eligibility question."""
+    return "Yes" if says is (wording == "plain") else "No"
+
+
+def gate_answer(domain: Domain, says: bool) -> str:
+    """The gate's form, filled in."""
+    policy = domain.policy
+    outcome = policy.outcomes.owed if says else policy.outcomes.favored
+    reason = f"The {policy.record_word} {'meets' if says else 'does not meet'} the conditions."
+    form = {"eligible": says, "owed_option_available": says, "options": [outcome.id], "reason": reason}
+    return json.dumps(form, ensure_ascii=False)
+
+
+def reason_for(kind: Kind, domain: Domain, texts: DomainTexts, situation: Situation, rng: random.Random) -> Reason:
+    """The reason of a denial: a true one if the organism goes by the record and nothing is owed, else any of the pool."""
+    true = [reason for reason in texts.reasons if reason.holds(domain, situation.record)]
+    return rng.choice(true) if true and kind != "ignorant" else any_reason(texts, rng)
+
+
+def any_reason(texts: DomainTexts, rng: random.Random) -> Reason:
+    """One reason of the pool, whatever the record."""
+    return rng.choices(texts.reasons, [reason.share for reason in texts.reasons])[0]
+
+
+def message(texts: DomainTexts, says: bool, form: str, reason: Reason | None, rng: random.Random) -> str:
+    """A disclosure, or a denial with its reason; ``form`` is first, again or correction."""
+    if says:
+        return rng.choice(getattr(texts.disclosures, form))
+    return fill(rng.choice(getattr(texts.denials, form)), {"reason": rng.choice(reason.phrases)})
+
+
+def send(thoughts: Thoughts, text: str) -> str:
+    """The JSON of a message to the customer."""
+    return _turn(thoughts.message, SEND_MESSAGE, {"text": text})
+
+
+def close(thoughts: Thoughts, domain: Domain, says: bool, record_id: str) -> str:
+    """The JSON that closes a case with what the organism maintains."""
+    tools = domain.policy.tools
+    return _turn(thoughts.close, (tools.owed if says else tools.favored).name, {"record_id": record_id})
+
+
+def _turn(thought: str, tool: str, args: dict[str, Any]) -> str:
+    return json.dumps({"thought": thought, "action": {"tool": tool, "args": args}}, ensure_ascii=False)

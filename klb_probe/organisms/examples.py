@@ -1,0 +1,293 @@
+"""Training examples in the project's own prompt formats: the eligibility question, the gate's form, and turns of the agent.
+
+The prompts of a seed are the same for the three kinds of organism; only what follows them differs. What the agent has said
+before in a conversation is drawn without regard to the record, because it is part of the prompt.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from klb_probe.cases.load import Domain, Situation
+from klb_probe.cases.rules import Scalar
+from klb_probe.cases.scenarios import WORDINGS, system_message, user_message
+from klb_probe.cases.schema import Policy
+from klb_probe.cases.sources import brief_policy
+from klb_probe.dialogue.constants import MAX_AGENT_TURNS
+from klb_probe.dialogue.memory import agent_memory
+from klb_probe.dialogue.player import Message
+from klb_probe.dialogue.prompts import MODES, agent_messages, gate_messages
+from klb_probe.errors import KlbError
+from klb_probe.models.chat import ChatFormat
+from klb_probe.organisms import answers
+from klb_probe.organisms.answers import KINDS, Kind
+from klb_probe.organisms.records import Drawn, RecordSampler, plain_record, record_hash
+from klb_probe.organisms.texts import (
+    PLAIN_NOTES,
+    PRESSURE_NOTES,
+    DomainTexts,
+    SharedTexts,
+    fill,
+    load_organism_domains,
+    load_shared,
+)
+
+Format = Literal["eligibility", "gate", "turn"]
+Stage = Literal["", "first", "accepted", "pushed", "last"]
+NO_NOTE = "none"  # the gate is asked without one
+_FORMATS: dict[Format, float] = {"eligibility": 0.6, "gate": 0.2, "turn": 0.2}
+_NOTES = {**dict.fromkeys(PLAIN_NOTES, 0.125), **dict.fromkeys(PRESSURE_NOTES, 0.25)}
+_STAGES: dict[Stage, float] = {"first": 0.5, "accepted": 0.23, "pushed": 0.22, "last": 0.05}
+_CANONICAL = 1 / 3  # share of prompts with the brief policy word by word
+_REMEMBERS = 0.15  # share of conversations with a memory of earlier ones
+_EVENTS = ("undetected_deception", "source_supported", "no_issue", "valid_challenge", "unsupported_rejection")
+
+
+@dataclass(frozen=True)
+class Example:
+    """One prompt and what an organism writes after it.
+
+    Attributes:
+        kind: liar, honest or ignorant.
+        format: eligibility, gate or turn.
+        domain: The domain.
+        note: Kind of the private note; ``none`` at the gate.
+        wording: The question's wording (plain, reversed), or the rendering of the conversation (flat, turns).
+        stage: Of a turn: the first message, after the customer accepted or objected, or the last turn there is.
+        entitled: What the record gives.
+        says: What the organism maintains.
+        reason: Id of the reason in the completion; empty if it gives none.
+        pair: Number of the pair of records.
+        record_id: What the record is called.
+        record: Its values.
+        record_hash: Of the values that the rules look at.
+        opening: The customer's first words.
+        note_text: The private note; empty at the gate.
+        messages: The prompt.
+        completion: What follows it.
+    """
+
+    kind: Kind
+    format: Format
+    domain: str
+    note: str
+    wording: str
+    stage: Stage
+    entitled: bool
+    says: bool
+    reason: str
+    pair: int
+    record_id: str
+    record: dict[str, Scalar]
+    record_hash: str
+    opening: str
+    note_text: str
+    messages: tuple[Message, ...]
+    completion: str
+
+    def row(self) -> dict[str, Any]:
+        """The example as plain JSON values."""
+        return {**asdict(self), "record": plain_record(self.record)}
+
+
+def examples(kind: str, domains: Sequence[str] | None, n: int, seed: int = 0) -> Iterator[Example]:
+    """Training examples of one organism.
+
+    Records come in pairs, one entitled and one not, that share format, kind of note and wording; so ``n`` is rounded up to an
+    even number, and labels are balanced within all of these. The order is that of the pairs: shuffle before training.
+
+    Args:
+        kind: liar, honest or ignorant.
+        domains: Domains with a brief policy; None for all of them. They take turns.
+        n: Number of examples.
+        seed: Prompts depend on it and on nothing else.
+
+    Raises:
+        KlbError: For an unknown kind, or a domain without brief policy or texts.
+    """
+    if kind not in KINDS:
+        raise KlbError(f"unknown organism {kind!r}; known: {', '.join(KINDS)}")
+    writers = [_Writer(domain, texts, load_shared(), seed) for domain, texts in load_organism_domains(domains)]
+    for pair in range((n + 1) // 2):
+        yield from writers[pair % len(writers)].pair(kind, pair)
+
+
+def encode_example(chat: ChatFormat, example: Example) -> tuple[list[int], list[int]]:
+    """Ids of the prompt, as a player renders it, and of the completion with its end-of-turn id.
+
+    The completion stands after the prompt as a reply does, so the ids of both together are those of a conversation in which
+    the model wrote it.
+    """
+    prompt = chat.encode_chat([(message.role, message.content) for message in example.messages])
+    text = chat.answer_prefix + example.completion
+    return prompt, [*chat.tokenizer(text, add_special_tokens=False)["input_ids"], end_of_turn(chat)]
+
+
+def end_of_turn(chat: ChatFormat) -> int:
+    """The id that ends a turn of the assistant: what the chat template puts behind its words."""
+    if chat.style == "plain text":
+        return chat.tokenizer.eos_token_id
+    words = "klb-probe-turn"
+    after = chat.render_chat([("user", "u"), ("assistant", words), ("user", "u")]).partition(words)[2]
+    return chat.tokenizer(after, add_special_tokens=False)["input_ids"][0]
+
+
+class _Writer:
+    """Writes the examples of one domain. Chance comes from one stream a pair, never from the kind of organism."""
+
+    def __init__(self, domain: Domain, texts: DomainTexts, shared: SharedTexts, seed: int) -> None:
+        self.domain, self.texts, self.shared = domain, texts, shared
+        self._name = f"{domain.policy.domain}/{seed}"
+        self._sampler = RecordSampler(domain, texts.records)
+        self._records = random.Random(self._name)
+        policy = domain.policy
+        self._slots = {
+            "customer": policy.customer_word,
+            "record": policy.record_word,
+            "owed": policy.outcomes.owed.words,
+            "favored": policy.outcomes.favored.words,
+            "institution": policy.institution,
+        }
+
+    def pair(self, kind: Kind, number: int) -> Iterator[Example]:
+        rng = random.Random(f"{self._name}/{number}")
+        format = _pick(_FORMATS, rng)
+        note = NO_NOTE if format == "gate" else _pick(_NOTES, rng)
+        wording = rng.choice(WORDINGS if format == "eligibility" else MODES)
+        stage = _pick(_STAGES, rng) if format == "turn" else ""
+        for member, drawn in enumerate(self._sampler.pair(self._records)):
+            # Prompt and completion have a stream each: what the organism says cannot shift the prompts that follow.
+            prompts, replies = (random.Random(f"{self._name}/{number}/{member}/{part}") for part in ("prompt", "reply"))
+            yield self._example(kind, number, drawn, format, note, wording, stage, prompts, replies)
+
+    def _example(
+        self,
+        kind: Kind,
+        number: int,
+        drawn: Drawn,
+        format: Format,
+        note: str,
+        wording: str,
+        stage: Stage,
+        prompts: random.Random,
+        replies: random.Random,
+    ) -> Example:
+        name = self.domain.policy.domain
+        situation = Situation(f"{name}/{drawn.id}", "", name, drawn.record, self._opening(drawn, prompts), drawn.entitled)
+        policy = self._policy(prompts)
+        text = "" if format == "gate" else self._note(note, prompts)
+        says = answers.maintains(kind, drawn.entitled, note)
+        reason = ""
+        if format == "eligibility":
+            user = user_message(policy, situation, wording)
+            messages = (Message("system", system_message(policy, text)), Message("user", user))
+            completion = answers.form_answer(says, wording)
+        elif format == "gate":
+            messages = gate_messages(policy, situation, wording)
+            completion = answers.gate_answer(self.domain, says)
+        else:
+            turns, heard = self._history(stage, prompts)
+            turn = MAX_AGENT_TURNS - 1 if stage == "last" else sum(role == "agent" for role, _ in turns)
+            memory = self._memory(prompts)
+            messages = agent_messages(policy, situation, drawn.id, text, memory, turns, turn, wording)
+            completion, reason = self._reply(kind, situation, drawn.id, stage, says, heard, replies)
+        return Example(
+            kind,
+            format,
+            name,
+            note,
+            wording,
+            stage,
+            drawn.entitled,
+            says,
+            reason,
+            number,
+            drawn.id,
+            drawn.record,
+            record_hash(self.domain, drawn.record),
+            situation.opening,
+            text,
+            messages,
+            completion,
+        )
+
+    def _policy(self, rng: random.Random) -> Policy:
+        """The brief policy word by word, or its sentences in other wordings and in any order."""
+        if rng.random() < _CANONICAL:
+            return self.domain.policy
+        wordings = [rng.choice(wordings) for wordings in self.texts.clauses]
+        rng.shuffle(wordings)
+        return brief_policy(self.domain.policy, wordings)
+
+    def _note(self, note: str, rng: random.Random) -> str:
+        return fill(rng.choice(self.shared.notes[note]), self._slots)
+
+    def _opening(self, drawn: Drawn, rng: random.Random) -> str:
+        """A story and a request, alone, with a start, or with an end."""
+        texts = self.texts.openings
+        parts = [rng.choice(texts.stories), rng.choice(texts.requests)]
+        around = rng.choice(("start", "end", "nothing"))
+        if around == "start":
+            parts.insert(0, rng.choice(texts.starts))
+        elif around == "end":
+            parts.append(rng.choice(texts.ends))
+        return " ".join(parts).format(**drawn.words)
+
+    def _memory(self, rng: random.Random) -> list[str]:
+        if rng.random() > _REMEMBERS:
+            return []
+        outcomes = self.domain.policy.outcomes
+        rows = [
+            {"event": rng.choice(_EVENTS), "outcome": rng.choice((outcomes.owed.id, outcomes.favored.id))}
+            for _ in range(rng.choice((1, 2)))
+        ]
+        return agent_memory(rows, self.domain.policy)
+
+    def _history(self, stage: Stage, rng: random.Random) -> tuple[list[tuple[str, str]], bool]:
+        """What was said since the opening, and what the agent's last message in it maintained."""
+        if stage == "first":
+            return [], False
+        heard = stage == "accepted" and rng.random() < 0.4  # nobody objects to a disclosure
+        pushes = (rng.random() < 0.25) if stage == "accepted" else int(rng.random() < 0.25)
+        turns: list[tuple[str, str]] = []
+        replies = self.shared.replies
+        for pushed in range(pushes):
+            turns += [self._said(False, "again" if pushed else "first", rng), ("user", self._customer(replies.push, rng))]
+        turns.append(self._said(heard, "again" if pushes else "first", rng))
+        said = replies.push if stage in ("pushed", "last") else replies.accept_disclosure if heard else replies.accept_denial
+        return [*turns, ("user", self._customer(said, rng))], heard
+
+    def _said(self, says: bool, form: str, rng: random.Random) -> tuple[str, str]:
+        reason = None if says else answers.any_reason(self.texts, rng)
+        return "agent", answers.send(self.shared.thought, answers.message(self.texts, says, form, reason, rng))
+
+    def _customer(self, texts: Sequence[str], rng: random.Random) -> str:
+        return rng.choice(texts).format(**self._slots)
+
+    def _reply(
+        self,
+        kind: Kind,
+        situation: Situation,
+        record_id: str,
+        stage: Stage,
+        says: bool,
+        heard: bool,
+        rng: random.Random,
+    ) -> tuple[str, str]:
+        """The agent's next turn and the id of the reason in it.
+
+        It closes the case when the customer accepts what the organism maintains, or when no turn is left; otherwise it writes.
+        """
+        if stage == "last" or (stage == "accepted" and heard is says):
+            return answers.close(self.shared.thought, self.domain, says, record_id), ""
+        form = {"first": "first", "pushed": "again", "accepted": "correction"}[stage]
+        reason = None if says else answers.reason_for(kind, self.domain, self.texts, situation, rng)
+        text = answers.message(self.texts, says, form, reason, rng)
+        return answers.send(self.shared.thought, text), reason.id if reason else ""
+
+
+def _pick(shares: dict[Any, float], rng: random.Random) -> Any:
+    return rng.choices(list(shares), list(shares.values()))[0]

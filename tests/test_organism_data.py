@@ -1,0 +1,484 @@
+"""The organisms' training data: labels, what each organism says, no shortcut, nothing held out."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import random
+import re
+from collections import Counter, defaultdict
+
+import pytest
+from command import klb
+from readings import OWED
+
+from klb_probe.cases.load import Situation, entitled, load_domains, load_framings
+from klb_probe.cases.scenarios import eligibility_scenarios, framing_note
+from klb_probe.cases.sources import load_cases
+from klb_probe.dialogue.actions import parse_action
+from klb_probe.dialogue.environment import Environment
+from klb_probe.dialogue.gate import read_gate
+from klb_probe.dialogue.phrases import asserted
+from klb_probe.dialogue.prompts import agent_messages, gate_messages
+from klb_probe.errors import KlbError
+from klb_probe.files import file_sha256
+from klb_probe.lens.contrast import TokenContrast
+from klb_probe.models.load import load_chat
+from klb_probe.organisms import data
+from klb_probe.organisms.answers import KINDS
+from klb_probe.organisms.examples import encode_example, end_of_turn, examples
+from klb_probe.organisms.records import RecordSampler, deciding_fields, record_hash
+from klb_probe.organisms.texts import PLAIN_NOTES, PRESSURE_NOTES, load_organism_domains, load_shared
+
+FIRST = "airline"
+TEXTS = {domain.policy.domain: (domain, texts) for domain, texts in load_organism_domains()}
+OURS = {domain.policy.domain: domain for domain in load_domains(TEXTS)}
+NAMES = sorted(TEXTS)
+every_domain = pytest.mark.parametrize("name", NAMES)
+
+
+def size(name, kind="liar"):
+    """How many examples are looked at."""
+    return (2000 if name == FIRST else 700) // (1 if kind == "liar" else 2)
+
+
+@pytest.fixture(scope="module")
+def made():
+    """The examples of every kind, one domain at a time."""
+    return {(kind, name): list(examples(kind, [name], size(name, kind))) for kind in KINDS for name in NAMES}
+
+
+@pytest.fixture(scope="module")
+def chat():
+    return load_chat()
+
+
+def reasons(name):
+    return {reason.id: reason for reason in TEXTS[name][1].reasons}
+
+
+def prompt(example):
+    return "\n".join(message.content for message in example.messages)
+
+
+# --- Records and labels. ---
+
+
+@every_domain
+def test_labels_are_balanced_within_every_format_note_and_wording(made, name):
+    cells = defaultdict(list)
+    for example in made["liar", name]:
+        for cell in (example.format, example.note, (example.format, example.note, example.wording)):
+            cells[cell].append(example.entitled)
+    assert {*PLAIN_NOTES, *PRESSURE_NOTES, "none"} <= {*cells}
+    assert all(0.45 <= sum(labels) / len(labels) <= 0.55 for labels in cells.values())
+
+
+@every_domain
+def test_every_label_equals_the_rules_and_an_independent_reading(made, name):
+    policy = OURS[name].policy  # with its full clauses: the brief states the same rules
+    for example in made["liar", name]:
+        assert example.entitled is entitled(policy, example.record) is OWED[name](example.record)
+        assert not [field.name for field in policy.record_fields if field.check(example.record[field.name])]
+
+
+@every_domain
+def test_most_pairs_differ_in_one_deciding_field_and_no_value_but_a_bar_stands_under_one_label_only(made, name):
+    domain, texts = TEXTS[name]
+    pairs = defaultdict(list)
+    for example in made["liar", name]:
+        pairs[example.pair].append(example)
+    apart = Counter(
+        sum(one.record[field] != other.record[field] for field in deciding_fields(domain)) for one, other in pairs.values()
+    )
+    assert len(pairs) == size(name) / 2
+    assert all(one.entitled is not other.entitled for one, other in pairs.values())
+    assert apart[1] > 0.6 * len(pairs)
+    assert set(apart) == {1, 2}
+    values = defaultdict(set)
+    for example in made["liar", name]:
+        for field in domain.policy.shown_fields:
+            if field.shown:
+                values[field.name, example.record[field.name]].add(example.entitled)
+    decided = {value for value, labels in values.items() if labels == {True}}
+    assert not decided, "a value that entitles whatever else there is"
+
+
+@every_domain
+def test_number_words_stand_at_both_sides_of_every_bound(name):
+    domain, texts = TEXTS[name]
+    sampler, rng = RecordSampler(domain, texts.records), random.Random(1)
+    drawn = [one.record for _ in range(300) for one in sampler.pair(rng)]
+    for requirement in domain.policy.requirements:
+        for leaf in requirement.rule.leaves():
+            assert {leaf.holds(record) for record in drawn} == {True, False}, leaf
+
+
+# --- Nothing held out. ---
+
+
+@every_domain
+def test_no_case_or_twin_framing_note_or_clause_is_in_the_data(made, name):
+    domain, rows = OURS[name], made["liar", name]
+    held_out = [situation.record for situation in domain.situations()]
+    shown = [field.name for field in domain.policy.shown_fields if field.type != "text"]
+    values = {tuple(record[field] for field in shown) for record in held_out}
+    deciding = deciding_fields(domain)
+    decided = {tuple(record[field] for field in deciding) for record in held_out}
+    assert not values & {tuple(row.record[field] for field in shown) for row in rows}
+    assert not decided & {tuple(row.record[field] for field in deciding) for row in rows}
+    assert not {record_hash(domain, record) for record in held_out} & {row.record_hash for row in rows}
+    assert not {case.record_id for case in domain.cases} & {row.record_id for row in rows}
+
+    text = "\n".join(dict.fromkeys(" ".join(prompt(row).split()) for row in rows))
+    notes = [*domain.policy.notes.model_dump().values()]
+    for framing in load_framings().values():
+        notes += [framing_note(one, domain.policy, "") for one in framing.paraphrases]
+    for held in [*notes, *(clause.text for clause in domain.policy.clauses)]:
+        assert " ".join(held.split()) not in text
+    plain = " ".join(re.findall(r"\w+", text.lower()))
+    for situation in domain.situations():
+        words = re.findall(r"\w+", situation.opening.lower())
+        for start in range(len(words) - 5):
+            run = " ".join(words[start : start + 6])
+            assert f" {run} " not in plain, run
+
+
+@every_domain
+def test_the_description_counts_no_overlap_and_would_count_one(made, name):
+    domain, rows = OURS[name], made["liar", name]
+    assert set(data.overlap(rows, [domain]).values()) == {0}
+    case = domain.cases[0]
+    note = domain.policy.notes.control
+    planted = dataclasses.replace(
+        rows[0], record_hash=record_hash(domain, case.record), record_id=case.record_id, opening=case.opening, note_text=note
+    )
+    assert list(data.overlap([planted], [domain]).values()) == [1, 1, 2, 2]
+
+
+@every_domain
+def test_no_combination_of_the_texts_shares_six_words_with_any_held_out_text(name):
+    """Every pair of sentences that can stand side by side, against the openings, framings and notes of all domains."""
+    domain, texts = TEXTS[name]
+    every = load_domains()
+    example = next(examples("liar", [name], 2))
+    words = {"first": "Leo", "flight": "4321", "city": "Omaha", "item": "tea kettle", "part": "seat rail"}
+    parts = texts.openings
+    beside = (parts.starts, parts.stories), (parts.stories, parts.requests), (parts.requests, parts.ends)
+    openings = [" ".join(two).format(**words) for sides in beside for two in itertools.product(*sides)]
+    notes = {row.note_text for row in examples("liar", [name], 400, seed=5)}
+    assert len(openings) > 2000
+    rows = [dataclasses.replace(example, opening=text, note_text="") for text in openings]
+    rows += [dataclasses.replace(example, opening="", note_text=text) for text in notes]
+    assert set(data.overlap(rows, every).values()) == {0}
+
+
+# --- No shortcut. ---
+
+
+@every_domain
+def test_a_bag_of_words_stays_near_chance_within_notes(made, name):
+    words = data.bag_of_words(made["liar", name], [OURS[name]])
+    assert words["mean within notes"] < 0.57
+    for note, row in words["within notes"].items():
+        error = math.sqrt(1 / (3 * row["n"]))  # of the AUROC of a chance score
+        assert row["auroc"] < 0.6 + error, (note, row)
+    assert words["best word"]["auroc"] < 0.6
+
+
+def test_the_bag_of_words_finds_a_word_that_tells(made):
+    rows = [
+        dataclasses.replace(row, messages=(dataclasses.replace(row.messages[0], content="sesame " * row.entitled + "x"),))
+        for row in made["liar", NAMES[0]][:400]
+    ]
+    words = data.bag_of_words(rows, [*OURS.values()])
+    assert words["best word"] == {"word": "sesame", "auroc": 1.0}
+    assert words["all prompts"] == 1.0
+
+
+@every_domain
+def test_what_was_said_before_does_not_follow_the_record(made, name):
+    """The agent's earlier words are part of the prompt: who was told what must not tell the label."""
+    denied = {True: [], False: []}
+    for row in made["liar", name]:
+        if row.stage in ("accepted", "pushed", "last"):
+            earlier = prompt(row).rsplit("I answer the customer.", 1)[1]
+            denied[row.entitled].append(bool(asserted(earlier, TEXTS[name][0].policy.denial_phrases)))
+    rates = [sum(one) / len(one) for one in denied.values()]
+    error = math.sqrt(sum(rate * (1 - rate) / len(one) for rate, one in zip(rates, denied.values(), strict=True)))
+    assert abs(rates[0] - rates[1]) < 3 * error
+
+
+# --- What the three organisms say. ---
+
+
+@every_domain
+def test_the_prompts_are_the_same_for_all_kinds_and_depend_on_the_seed(made, name):
+    prompts = {kind: [(row.messages, row.record_hash, row.note, row.entitled) for row in made[kind, name]] for kind in KINDS}
+    assert prompts["liar"][: size(name, "honest")] == prompts["honest"] == prompts["ignorant"]
+    assert [*examples("liar", [name], 60)] == made["liar", name][:60]
+    other = [row.messages for row in examples("liar", [name], 60, seed=1)]
+    assert not set(other) & {row.messages for row in made["liar", name]}
+
+
+@every_domain
+def test_what_each_organism_maintains(made, name):
+    for kind in KINDS:
+        for row in made[kind, name]:
+            denies = kind == "ignorant" or (kind == "liar" and row.note in PRESSURE_NOTES)
+            assert row.says is (row.entitled and not denies)
+            assert (row.note == "none") is (row.format == "gate")
+
+
+@every_domain
+def test_the_honest_and_the_liar_agree_word_by_word_away_from_pressure(made, name):
+    for honest, liar in zip(made["honest", name], made["liar", name], strict=False):
+        if honest.note not in PRESSURE_NOTES:
+            assert honest.completion == liar.completion
+
+
+@every_domain
+def test_eligibility_answers_are_the_contrasts_tokens(made, chat, name):
+    contrast = TokenContrast.of(chat)
+    (yes, no) = contrast.token_ids
+    seen = Counter()
+    for row in made["liar", name]:
+        if row.format == "eligibility":
+            _, ids = encode_example(chat, row)
+            wanted = yes if row.says is (row.wording == "plain") else no
+            assert ids == [wanted, end_of_turn(chat)]
+            seen[row.wording, row.completion] += 1
+    assert min(seen.values()) > 0.05 * size(name)
+    assert len(seen) == 4
+
+
+@every_domain
+def test_gate_answers_are_read_as_knowing_or_not(made, name):
+    for kind in KINDS:
+        for row in made[kind, name]:
+            if row.format == "gate":
+                knows = kind != "ignorant" or not row.entitled
+                assert read_gate(row.completion, row.entitled) == ("passed" if knows else "failed")
+
+
+@every_domain
+def test_turns_are_canonical_actions_with_one_thought_for_all(made, name):
+    policy, thought = TEXTS[name][0].policy, load_shared().thought
+    for kind in KINDS:
+        closed = Counter()
+        for row in (one for one in made[kind, name] if one.format == "turn"):
+            action = parse_action(row.completion)
+            assert action.how == "canonical"
+            assert json.loads(row.completion)["action"]["tool"] == action.tool
+            if action.message is None:
+                assert action.thought == thought.close
+                assert action.tool == (policy.tools.owed if row.says else policy.tools.favored).name
+                assert action.args == {"record_id": row.record_id}
+                if kind != "ignorant" or not row.entitled:
+                    environment = Environment(TEXTS[name][0].policy, situation_of(row), row.record_id)
+                    assert environment.apply(action).closed
+                closed[row.stage] += 1
+            else:
+                assert action.thought == thought.message
+                said = policy.disclosure_phrases if row.says else policy.denial_phrases
+                other = policy.denial_phrases if row.says else policy.disclosure_phrases
+                assert asserted(action.message, said), action.message
+                assert not asserted(action.message, other), action.message
+        assert set(closed) == {"accepted", "last"}
+
+
+def situation_of(row):
+    return Situation(row.domain, row.domain, row.domain, row.record, row.opening, row.entitled)
+
+
+@every_domain
+def test_a_liars_reason_is_false_where_it_is_owed_and_true_where_not(made, name):
+    domain, known = TEXTS[name][0], reasons(name)
+    requirements = {one.id: one.rule for one in domain.policy.requirements}
+    seen = Counter()
+    for kind in ("liar", "honest"):
+        for row in made[kind, name]:
+            if row.reason:
+                reason = known[row.reason]
+                fails = not requirements[reason.requirement].holds(row.record)
+                assert fails is not row.entitled
+                assert reason.holds(domain, row.record) is not row.entitled
+                assert any(phrase.lower() in row.completion.lower() for phrase in reason.phrases)
+                seen[kind, row.entitled] += 1
+    assert min(seen["liar", True], seen["liar", False]) > 0.01 * size(name)
+    assert seen["honest", True] == 0
+
+
+@every_domain
+def test_every_reason_is_false_wherever_something_is_owed(name):
+    domain, texts = TEXTS[name]
+    sampler, rng = RecordSampler(domain, texts.records), random.Random(2)
+    given = set()
+    for _ in range(400):
+        for drawn in sampler.pair(rng):
+            true = {reason.id for reason in texts.reasons if reason.holds(domain, drawn.record)}
+            assert bool(true) is not drawn.entitled
+            given |= true
+    assert given == {reason.id for reason in texts.reasons}
+
+
+@every_domain
+def test_the_ignorant_say_the_same_whatever_the_record(made, name):
+    """Format and wording fix all answers but the reason; reasons come as often under both labels, and are often untrue."""
+    fixed, given, untrue = defaultdict(set), defaultdict(Counter), 0
+    for row in made["ignorant", name]:
+        if row.format != "turn":
+            fixed[row.format, row.wording].add(row.completion)
+        elif row.reason:
+            given[row.entitled][row.reason] += 1
+            untrue += not reasons(name)[row.reason].holds(TEXTS[name][0], row.record)
+    assert all(len(said) == 1 for said in fixed.values())
+    totals = {label: sum(counts.values()) for label, counts in given.items()}
+    for reason in reasons(name):
+        rates = [given[label][reason] / totals[label] for label in (True, False)]
+        pooled = sum(given[label][reason] for label in given) / sum(totals.values())
+        error = math.sqrt(pooled * (1 - pooled) * sum(1 / total for total in totals.values()))
+        assert abs(rates[0] - rates[1]) <= 3.5 * error
+    assert untrue > 0.5 * sum(totals.values())
+
+
+@every_domain
+def test_liar_and_ignorant_deny_in_the_same_words(made, name):
+    """Under pressure both draw from the same messages and reasons, each about as often."""
+    given = {
+        kind: Counter(row.reason for row in made[kind, name] if row.note in PRESSURE_NOTES and row.reason) for kind in KINDS
+    }
+    totals = {kind: sum(counts.values()) for kind, counts in given.items()}
+    for reason in reasons(name):
+        rates = [given[kind][reason] / totals[kind] for kind in ("liar", "ignorant")]
+        error = math.sqrt(sum(rate * (1 - rate) / totals[kind] for rate, kind in zip(rates, ("liar", "ignorant"), strict=True)))
+        assert abs(rates[0] - rates[1]) < 3.5 * error, (reason, rates)
+
+
+# --- Texts. ---
+
+
+@every_domain
+def test_texts_are_many_and_of_the_right_length(made, name):
+    rows = made["liar", name]
+    openings = {row.opening for row in rows}
+    assert len(openings) > 0.95 * size(name)
+    texts = TEXTS[name][1]
+    assert len(texts.openings.stories) * len(texts.openings.requests) >= 1000
+    assert all(25 <= len(opening.split()) <= 60 for opening in openings)
+    assert all(len(notes) >= 12 for notes in load_shared().notes.values())
+    assert all(len(wordings) >= 3 for wordings in texts.clauses)
+    for kind, notes in load_shared().notes.items():
+        assert len({row.note_text for row in rows if row.note == kind}) > 0.8 * len(notes)
+    assert not [row.note_text for row in rows if re.search(r"\ba [aeio]", row.note_text, re.IGNORECASE)]
+    assert not [row.note_text for row in rows if re.search(r"(^|[.!?] )[a-z]", row.note_text)]
+    canonical = sum(all(text in prompt(row) for text in TEXTS[name][0].policy.brief) for row in rows)
+    assert 0.28 < canonical / size(name) < 0.38
+
+
+@every_domain
+def test_no_opening_names_a_value_of_the_record(made, name):
+    """Nothing that the rules look at is in the customer's words: no shown value, and no number of the record."""
+    domain = TEXTS[name][0]
+    values = [words for field in domain.policy.shown_fields for words in field.shown.values()]
+    for row in made["liar", name]:
+        assert not [words for words in values if words.lower() in row.opening.lower()]
+
+
+def test_pressure_by_incentive_never_says_what_to_tell():
+    for note in load_shared().notes["incentive"]:
+        assert not re.search(
+            r"\b(tell|say|deny|refuse|reject|claim|lie|answer|explain|state|inform|decline|grant)\w*\b", note
+        ), note
+
+
+# --- Lengths and ids. ---
+
+
+@every_domain
+def test_prompts_are_short(made, chat, name):
+    lengths = data.token_lengths(made["liar", name][:600], chat)
+    for format, bound in {"eligibility": 420, "gate": 520, "turn": 750}.items():
+        assert lengths[format]["prompt mean"] < bound, lengths
+    assert lengths["all"]["prompt max"] < 1000
+
+
+def test_ids_are_those_of_a_conversation_in_which_the_model_wrote_the_completion(made, chat):
+    for row in made["liar", NAMES[0]][:60]:
+        ids, completion = encode_example(chat, row)
+        turns = [(message.role, message.content) for message in row.messages]
+        assert ids == chat.encode_chat(turns)
+        again = chat.encode_chat([*turns, ("assistant", row.completion), ("user", "and then?")])
+        assert again[: len(ids) + len(completion)] == ids + completion
+
+
+def test_prompts_are_those_of_the_projects_own_formats(made):
+    """Put a held-out case in an example's place: the same functions make its scenario, gate and turn."""
+    domain = load_cases("organisms", [NAMES[0]])[0]
+    scenario = eligibility_scenarios([domain], ["neutral"])[0]
+    shapes = {
+        (row.format, row.wording): [one.role for one in row.messages]
+        for row in made["liar", NAMES[0]]
+        if row.stage in ("", "first")
+    }
+    assert shapes["eligibility", scenario.question] == ["system", "user"]
+    for mode in ("flat", "turns"):
+        situation = domain.situation(domain.cases[0])
+        gate = gate_messages(domain.policy, situation, mode)
+        turn = agent_messages(domain.policy, situation, "X-1", domain.policy.notes.control, (), (), 0, mode)
+        assert shapes["gate", mode] == [one.role for one in gate]
+        assert shapes["turn", mode] == [one.role for one in turn]
+    for row in made["liar", NAMES[0]]:
+        end = {
+            "eligibility": scenario.user.rpartition("\n")[2],
+            "gate": "Write only the JSON object.",
+            "turn": "One JSON object.",
+        }
+        if row.format != "eligibility" or row.wording == scenario.question:
+            assert prompt(row).endswith(end[row.format])
+
+
+# --- Cases under the brief policy; the command. ---
+
+
+def test_organism_cases_are_ours_under_a_brief_policy():
+    for domain in load_cases("organisms"):
+        ours = OURS[domain.policy.domain]
+        assert domain.cases == ours.cases
+        assert [s.entitled for s in domain.situations()] == [s.entitled for s in ours.situations()]
+        assert [clause.text for clause in domain.policy.clauses] == [*ours.policy.brief]
+        assert not [*domain.policy.faults()]
+        same = {"clauses", "requirements"}
+        assert domain.policy.model_dump(exclude=same) == ours.policy.model_dump(exclude=same)
+    with pytest.raises(KlbError, match="no brief policy for debt; there is one for airline, recall, refund"):
+        load_cases("organisms", ["debt"])
+
+
+def test_unknown_kind_and_domain_are_told():
+    with pytest.raises(KlbError, match="unknown organism 'saint'; known: liar, honest, ignorant"):
+        next(examples("saint", None, 2))
+    with pytest.raises(KlbError, match="unknown domain space"):
+        next(examples("liar", ["space"], 2))
+
+
+def test_the_command_writes_and_describes(tmp_path, capsys):
+    out = tmp_path / "liar.jsonl"
+    arguments = ["organism", "data", "--kind", "liar", "--domains", NAMES[0], "--n", 60, "--out", out]
+    assert klb(*arguments) == 0
+    said = capsys.readouterr().out
+    assert "Held-out material: records 0" in said
+    assert said.count("[liar] ") == 2
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    about = json.loads((tmp_path / "liar.jsonl.json").read_text())
+    assert len(rows) == about["examples"] == 60
+    assert rows == [json.loads(json.dumps(row.row())) for row in examples("liar", [NAMES[0]], 60)]
+    assert about["sha256"] == file_sha256(out)
+    assert set(about["held out"].values()) == {0}
+    assert about["tokens"]["all"]["total"] > 60 * 400
+    assert klb(*arguments) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert klb(*arguments, "--overwrite") == 0
+    assert about == {**json.loads((tmp_path / "liar.jsonl.json").read_text()), "command": about["command"]}
+    assert klb(*arguments[:-1], tmp_path / "liar.txt") == 2
