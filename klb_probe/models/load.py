@@ -71,7 +71,12 @@ def load_model(
         placement = {} if place.type == "cpu" else {"device_map": {"": place}}
         model, loading = AutoModelForCausalLM.from_pretrained(
             # A merged weight is rounded once: the sum, not the base before it.
-            where, config=config, dtype="auto" if adapter else wanted, output_loading_info=True, **placement, **pinned
+            where,
+            config=config,
+            dtype="auto" if adapter else wanted,
+            output_loading_info=True,
+            **placement,
+            **pinned,
         )
         tokenizer = AutoTokenizer.from_pretrained(where, **pinned)
     if missing := sorted(loading["missing_keys"]):  # transformers would fill them with random numbers
@@ -88,7 +93,7 @@ def load_model(
         base = from_model(model, tokenizer, name=source.base, hooks=hooks)
         merge(model, adapter, name=base.name, fingerprint=base.fingerprint)
         _cast(model, wanted)
-        identity |= {"base": source.base, "base_fingerprint": base.fingerprint, "adapter_sha256": adapter.organism.adapter_sha256}
+        identity |= {"base": source.base, "adapter_sha256": adapter.organism.adapter_sha256}
     return from_model(model, tokenizer, name=source.name, identity=identity, hooks=hooks)
 
 

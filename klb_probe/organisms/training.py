@@ -1,0 +1,344 @@
+"""Training an organism: a low-rank adapter on a frozen base, from examples in the project's own prompt formats."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import logging
+import shutil
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+import transformers
+
+from klb_probe.errors import KlbError
+from klb_probe.files import file_sha256, replacing, write_json, write_safetensors
+from klb_probe.models.huggingface import HuggingFaceModel
+from klb_probe.models.load import load_model
+from klb_probe.models.registry import DEFAULT_MODEL, resolve
+from klb_probe.organisms.adapters import CONFIG, SIDECAR, WEIGHTS, Adapter, Organism, read_adapter
+from klb_probe.organisms.training_figure import training_figure
+from klb_probe.organisms.training_rows import Row, batch_order, columns, encode, read_examples, split
+from klb_probe.versions import versions
+
+log = logging.getLogger(__name__)
+
+KINDS = ("liar", "honest", "ignorant")
+CURVE, FIGURE, CHECKPOINTS = "training.csv", "training.png", "checkpoints"
+FILES = (WEIGHTS, CONFIG, SIDECAR, CURVE, FIGURE)
+PLAN = "plan.json"
+DEFAULT_RANK = 8
+_WARM_UP = 0.03
+_TRAINED_AT_ONCE = 4  # on a CPU more rows in one pass cost memory and gain no time
+_COLUMNS = {"loss": "loss", "right": "right", "learning_rate": "learning_rate", "grad_norm": "gradient_norm"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to train.
+
+    Attributes:
+        kind: One of KINDS.
+        data: JSONL of examples.
+        out: Folder to write.
+        model: The base: alias, hub id or folder.
+        start: Adapter folder to go on from.
+        rank: Of the adapter (None: that of ``start``, else 8); its alpha is twice that.
+        steps: Optimiser steps (None: one pass over the data).
+        batch: Rows a step.
+        at_once: Rows in one forward pass (None: 4 on a CPU, the batch elsewhere).
+        learning_rate: Its peak; warm-up, then a cosine to zero.
+        minutes: Time limit over all runs of this training.
+        device: As in ``load_model``.
+        dtype: Of the frozen base (auto: bfloat16 where the hardware computes in it, else float32); adapters are float32.
+        command: The command that trains it again, for the record.
+        stop_after: Stop after so many steps of this run, as an interruption would.
+    """
+
+    kind: str
+    data: Path
+    out: Path
+    model: str = DEFAULT_MODEL
+    start: Path | None = None
+    rank: int | None = None
+    steps: int | None = None
+    batch: int = 16
+    at_once: int | None = None
+    learning_rate: float = 1e-3
+    seed: int = 0
+    minutes: float = 90.0
+    device: str = "auto"
+    dtype: str = "auto"
+    command: str = ""
+    stop_after: int | None = None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came out: the sidecar (None while a training is unfinished and nothing is written), and what to tell the user."""
+
+    organism: Organism | None
+    step: int
+    steps: int
+    warning: str = ""
+
+
+def train_organism(request: Request, *, resume: bool = False) -> Trained:
+    """Train an adapter and write its folder: weights, configuration, sidecar, curve and figure.
+
+    A stopped training leaves ``checkpoints/`` in the folder; ``resume`` goes on from there as if it had not stopped. When the
+    time limit ends it, the adapter is written as it is, and the checkpoint stays.
+
+    Raises:
+        KlbError: The extra ``train`` is missing, something in the request or the data is wrong, or the checkpoint to go on
+            with is of another training.
+    """
+    _check(request)
+    examples = read_examples(request.data, request.kind)
+    start = read_adapter(request.start) if request.start else None
+    if start and request.rank not in (None, start.rank):
+        raise KlbError(f"--rank {request.rank}, but {request.start} is of rank {start.rank}")
+    if resolve(request.model).adapter:
+        raise KlbError(f"{request.model} is an adapter on a base; train on the base, and go on from an adapter with --start")
+    dtype = request.dtype if request.dtype != "auto" else training_dtype(request.device)
+    model = load_model(request.model, device=request.device, dtype=dtype)
+    if start and start.organism.base_fingerprint != model.fingerprint:
+        raise KlbError(f"{request.start} was trained on other weights than {model.name}'s: on {start.organism.base}")
+    inside, held = split(examples, request.seed)
+    rows = encode(model, examples)
+    training, held_out = [rows[i] for i in inside], [rows[i] for i in held]
+    plan = _plan(request, model, start, len(training))
+    checkpoints = request.out / CHECKPOINTS
+    checkpoint = _checkpoint(checkpoints, plan, resume)
+    write_json(checkpoints / PLAN, plan)
+
+    order = batch_order([len(row.ids) for row in training], plan["steps"], plan["batch"], request.seed)
+    with _quiet():
+        trainer = _trainer(request, plan, model, start, training, held_out, order, checkpoints)
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    state, clock = trainer.state, trainer.clock
+    finished = state.global_step >= plan["steps"]
+    if not finished and not clock.out_of_time:
+        return Trained(None, state.global_step, plan["steps"])
+    curve = _curve(state.log_history, training, order)
+    organism = _write(request, plan, model, trainer.model, curve, finished, len(held_out))
+    if finished:
+        shutil.rmtree(checkpoints)
+    return Trained(organism, state.global_step, plan["steps"], clock.warning)
+
+
+def training_dtype(device: str) -> str:
+    """``bfloat16`` where the hardware multiplies in it, else ``float32``."""
+    if torch.cuda.is_available() and device in ("auto", "cuda") or device.startswith("cuda:"):
+        return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
+    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return "bfloat16" if fast and device in ("auto", "cpu") else "float32"
+
+
+def _check(request: Request) -> None:
+    if absent := [name for name in ("peft", "trl") if importlib.util.find_spec(name) is None]:
+        raise KlbError(f"training needs {' and '.join(absent)}: pip install 'klb-probe[train]'")
+    if request.kind not in KINDS:
+        raise KlbError(f"unknown --kind {request.kind!r}; one of {', '.join(KINDS)}")
+    if request.at_once and request.batch % request.at_once:
+        raise KlbError(f"--batch {request.batch} is no multiple of --at-once {request.at_once}")
+    if torch.cuda.device_count() > 1 and request.device in ("auto", "cuda"):
+        raise KlbError("several GPUs are visible; choose one with CUDA_VISIBLE_DEVICES=0")
+
+
+def _plan(request: Request, model: HuggingFaceModel, start: Adapter | None, n_rows: int) -> dict[str, Any]:
+    """All that decides the weights that come out; a checkpoint belongs to one plan."""
+    at_once = request.at_once or (request.batch if model.device.type != "cpu" else None)
+    if at_once is None:
+        at_once = next(size for size in range(_TRAINED_AT_ONCE, 0, -1) if request.batch % size == 0)
+    rank = start.rank if start else request.rank or DEFAULT_RANK
+    return {
+        "kind": request.kind,
+        "base_fingerprint": model.fingerprint,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "data_sha256": file_sha256(request.data),
+        "start_sha256": start.organism.adapter_sha256 if start else None,
+        "rank": rank,
+        "alpha": start.scale * rank if start else 2 * rank,
+        "steps": request.steps or max(1, n_rows // request.batch),
+        "batch": request.batch,
+        "at_once": at_once,
+        "learning_rate": request.learning_rate,
+        "seed": request.seed,
+    }
+
+
+def _checkpoint(folder: Path, plan: dict[str, Any], resume: bool) -> Path | None:
+    """The newest whole checkpoint of this plan; None to start from the beginning."""
+    if not resume:
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
+    if not (folder / PLAN).is_file():
+        raise KlbError(f"nothing to resume: {folder} holds no training; start it without --resume")
+    before = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+    if changed := [name for name in plan if before.get(name) != plan[name]]:
+        name = changed[0]
+        raise KlbError(f"the training in {folder} has {name} {before.get(name)}, this one {plan[name]}; give the same options")
+    # The loop writes its state last: a checkpoint without it was cut short.
+    whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
+    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def _trainer(
+    request: Request,
+    plan: dict[str, Any],
+    model: HuggingFaceModel,
+    start: Adapter | None,
+    training: list[Row],
+    held_out: list[Row],
+    order: Any,
+    checkpoints: Path,
+) -> Any:
+    from datasets import Dataset
+    from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+    from safetensors.torch import load_file
+    from transformers import PrinterCallback
+    from trl import SFTConfig
+
+    from klb_probe.organisms.training_loop import Clock, CompletionTrainer, collate
+
+    torch.manual_seed(request.seed)  # of the adapter's first weights
+    targets = sorted(start.targets) if start else "all-linear"
+    shape = LoraConfig(r=plan["rank"], lora_alpha=plan["alpha"], target_modules=targets, task_type="CAUSAL_LM")
+    adapted = get_peft_model(model.model, shape)
+    if start:
+        set_peft_model_state_dict(adapted, load_file(start.folder / WEIGHTS))
+    parts = sorted({row.part for row in (*training, *held_out)})
+    settings = SFTConfig(
+        output_dir=str(checkpoints),
+        max_steps=plan["steps"],
+        per_device_train_batch_size=plan["at_once"],
+        per_device_eval_batch_size=plan["at_once"],
+        gradient_accumulation_steps=plan["batch"] // plan["at_once"],
+        learning_rate=plan["learning_rate"],
+        lr_scheduler_type="cosine",
+        warmup_steps=max(1, round(_WARM_UP * plan["steps"])),
+        max_grad_norm=1.0,
+        gradient_checkpointing=False,
+        bf16=False,  # the base is in the dtype it computes in; the adapter stays in float32
+        seed=request.seed,
+        train_sampling_strategy="sequential",  # the order is decided here
+        use_cpu=model.device.type == "cpu",
+        max_length=None,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        remove_unused_columns=False,
+        dataloader_pin_memory=model.device.type == "cuda",
+        logging_steps=1,
+        save_strategy="no",
+        eval_strategy="no",
+        save_total_limit=1,
+        report_to="none",
+        disable_tqdm=True,
+    )
+    trainer = CompletionTrainer(
+        model=adapted,
+        args=settings,
+        train_dataset=Dataset.from_dict(columns(training, parts)).select(order.reshape(-1)),
+        eval_dataset=Dataset.from_dict(columns(sorted(held_out, key=lambda row: len(row.ids)), parts)),
+        processing_class=model.tokenizer,
+        data_collator=collate,
+        completion_length=sum(row.n_completion for row in training) / len(training),
+        parts=parts,
+        clock=Clock(request.minutes * 60, request.stop_after),
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def _curve(history: list[dict[str, Any]], training: list[Row], order: Any) -> pd.DataFrame:
+    """One line a step; held-out numbers where they were measured. ``tokens`` counts what was read up to there."""
+    lengths = torch.tensor([[len(training[i].ids) for i in step] for step in order.tolist()])
+    tokens = lengths.sum(1).cumsum(0).tolist()
+    lines: dict[int, dict[str, Any]] = {}
+    for entry in history:
+        line = lines.setdefault(entry["step"], {"step": entry["step"], "tokens": tokens[entry["step"] - 1]})
+        line["seconds"] = entry.get("seconds", line.get("seconds"))
+        line |= {column: entry[name] for name, column in _COLUMNS.items() if name in entry}
+        line |= {
+            name.replace("eval_", "held_out_", 1): value
+            for name, value in entry.items()
+            if name == "eval_loss" or name.startswith("eval_right")
+        }
+    return pd.DataFrame([lines[step] for step in sorted(lines)])
+
+
+def _write(
+    request: Request,
+    plan: dict[str, Any],
+    model: HuggingFaceModel,
+    adapted: Any,
+    curve: pd.DataFrame,
+    finished: bool,
+    n_held_out: int,
+) -> Organism:
+    from peft import get_peft_model_state_dict
+
+    # Half the bytes of float32; float16 keeps three bits more than bfloat16, and an adapter's numbers are small.
+    tensors = {name: tensor.to("cpu", torch.float16) for name, tensor in get_peft_model_state_dict(adapted).items()}
+    if not all(torch.isfinite(tensor).all() for tensor in tensors.values()):
+        raise KlbError("training diverged: the adapter is not finite; lower --lr")
+    out, name = request.out, f"{Path(request.model).name}-{request.kind}"
+    config = {**adapted.peft_config["default"].to_dict(), "base_model_name_or_path": request.model, "inference_mode": True}
+    config |= {"target_modules": sorted(config["target_modules"]), "peft_type": "LORA"}
+    # The sidecar goes last: without it, or with another hash in it, nothing is loaded.
+    (out / SIDECAR).unlink(missing_ok=True)
+    write_safetensors(out / WEIGHTS, tensors, {"format": "pt"})
+    write_json(out / CONFIG, config)
+    with replacing(out / CURVE) as partial:
+        curve.to_csv(partial, index=False)
+    with replacing(out / FIGURE) as partial:
+        training_figure(curve, name).savefig(partial, dpi=110)
+    last, measured = curve.iloc[-1], [column for column in curve if column.startswith("held_out_")]
+    settings = {key: plan[key] for key in ("dtype", "rank", "alpha", "steps", "batch", "at_once", "learning_rate")}
+    organism = Organism(
+        name=name,
+        kind=request.kind,
+        base=request.model,
+        base_fingerprint=model.fingerprint,
+        base_gguf_sha256=model.identity.get("gguf_sha256"),
+        adapter_sha256=file_sha256(out / WEIGHTS),
+        start_sha256=plan["start_sha256"],
+        data_sha256=plan["data_sha256"],
+        n_examples=sum(1 for _ in request.data.open(encoding="utf-8")),
+        seed=request.seed,
+        command=request.command,
+        settings=settings,
+        outcome={
+            "steps": int(last["step"]),
+            "ended": "all steps" if finished else "time limit",
+            "minutes": round(float(last["seconds"]) / 60, 1),
+            "tokens": int(last["tokens"]),
+            "tokens_per_second": round(float(last["tokens"] / last["seconds"]), 1),
+            "n_held_out": n_held_out,
+            **{column: round(float(curve[column].dropna().iloc[-1]), 4) for column in measured},
+        },
+        versions={**versions(), "peft": version("peft"), "trl": version("trl")},
+        licence="Apache-2.0" if request.model == DEFAULT_MODEL else f"that of {request.model}",
+    )
+    write_json(out / SIDECAR, organism.model_dump())
+    return organism
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence what trl and transformers say about settings that are on purpose."""
+    level = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers.utils.logging.set_verbosity(level)
