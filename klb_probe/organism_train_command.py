@@ -68,10 +68,10 @@ def train(
     )
     trained = train_organism(request, resume=resume)
     outcome = trained.organism.outcome
-    typer.echo(
-        f"{outcome['steps']} of {trained.steps} steps in {outcome['minutes']:g} min ({outcome['tokens_per_second']:g} tokens/s); "
-        f"held out: loss {outcome['held_out_loss']:.3f}, {outcome['held_out_right']:.1%} of completions without a mistake\n{out}"
-    )
+    pace = f"{outcome['minutes']:g} min, {outcome['tokens_per_second']:g} tokens/s"
+    right = f"{outcome['held_out_right']:.1%} of completions without a mistake"
+    typer.echo(f"{outcome['steps']} of {trained.steps} steps in {pace}; held out: loss {outcome['held_out_loss']:.3f}, {right}")
+    typer.echo(out)
     if outcome["ended"] == "time limit":
         typer.echo(f"stopped by --minutes {minutes:g}; to go on: the same command with --resume and more --minutes", err=True)
     typer.echo(f"use it: klb-probe jlens --model {out}")
