@@ -45,7 +45,8 @@ def train(
 
     check_folder(out, overwrite=overwrite, resume=resume)
 
-    from klb_probe.organisms.training import FILES, Request, train_organism
+    from klb_probe.organisms.training import Request, train_organism
+    from klb_probe.organisms.training_files import FILES
 
     if overwrite:
         clear(out, FILES)

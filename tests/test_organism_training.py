@@ -21,8 +21,9 @@ from klb_probe.models.load import load_model
 from klb_probe.organism_train_command import train
 from klb_probe.organisms import training as training_module
 from klb_probe.organisms.adapters import CONFIG, SIDECAR, WEIGHTS, read_adapter, read_organism
-from klb_probe.organisms.training import CHECKPOINTS, CURVE, FIGURE, FILES, Request, train_organism, training_dtype
+from klb_probe.organisms.training import CHECKPOINTS, Request, train_organism, training_dtype
 from klb_probe.organisms.training_figure import training_figure
+from klb_probe.organisms.training_files import CURVE, FIGURE, FILES
 from klb_probe.organisms.training_rows import (
     HELD_OUT_MOST,
     Example,
@@ -35,7 +36,7 @@ from klb_probe.organisms.training_rows import (
 )
 
 IGNORED = -100
-STEPS = 16
+STEPS = 20
 
 
 def refusal(function, *args, **options):
@@ -169,12 +170,13 @@ def test_fewer_rows_than_a_batch_still_make_one():
 # --- Hardware and figure. ---
 
 
-def test_bfloat16_only_where_the_hardware_computes_in_it(monkeypatch):
+def test_bfloat16_only_where_it_is_measured_to_be_faster(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    for has, expected in ((True, "bfloat16"), (False, "float32")):
-        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda has=has: has)
+    seconds = {torch.float32: 1.0}
+    monkeypatch.setattr(training_module, "_product_seconds", lambda dtype: seconds[dtype])
+    for seconds[torch.bfloat16], expected in ((0.3, "bfloat16"), (0.95, "float32"), (1.6, "float32")):
         assert training_dtype("cpu") == training_dtype("auto") == expected
+    assert training_dtype("mps") == "float32"
 
 
 def test_the_figure_draws_what_was_measured():
@@ -200,9 +202,8 @@ def request_for(tmp_path_factory, data):
     base = save_tiny_llama(tmp_path_factory.mktemp("organisms") / "base")
 
     def make(out, **changes):
-        plain = Request(
-            "honest", data, out, str(base), steps=12, batch=8, at_once=4, learning_rate=2e-2, device="cpu", dtype="float32"
-        )
+        settings = {"steps": STEPS, "batch": 8, "at_once": 4, "learning_rate": 3e-2, "device": "cpu", "dtype": "float32"}
+        plain = Request("honest", data, out, str(base), **settings)
         return replace(plain, **changes)
 
     return make
@@ -219,9 +220,10 @@ def test_the_loss_falls_and_everything_is_written(trained):
     assert sorted(path.name for path in request.out.iterdir()) == sorted(FILES)
     curve = pd.read_csv(request.out / CURVE)
     assert list(curve["step"]) == list(range(1, STEPS + 1))
-    assert curve["loss"].tail(5).mean() < 0.7 * curve["loss"].head(5).mean()
+    assert curve["loss"].tail(5).mean() < 0.85 * curve["loss"].head(5).mean()
     held = curve["held_out_loss"].dropna()
-    assert held.iloc[-1] < 0.8 * held.iloc[0]
+    assert len(held) == 10
+    assert held.iloc[-1] < 0.85 * held.iloc[0]
     assert {"held_out_right", "held_out_right_gate", "held_out_right_question"} <= set(curve)
     assert curve["seconds"].is_monotonic_increasing
     assert (request.out / FIGURE).stat().st_size > 5000
@@ -345,7 +347,8 @@ def test_the_loss_ignores_prompts_padding_and_company(tiny, request_for, tmp_pat
         data_collator=collate, completion_length=2.0, parts=["question", "gate"], clock=Clock(60),
     )  # fmt: skip
     alone = [losses_of(trainer, [row]) for row in one_by_one]
-    logits = tiny_hf_model("llama")(torch.tensor(rows[3].ids)[None]).logits[0].log_softmax(-1)
+    with torch.no_grad():
+        logits = tiny_hf_model("llama")(torch.tensor(rows[3].ids)[None]).logits[0].log_softmax(-1)
     own = -sum(float(logits[i - 1, rows[3].ids[i]]) for i in range(rows[3].n_prompt, len(rows[3].ids)))
     assert alone[3] == pytest.approx(own / 2, rel=1e-5)
     assert losses_of(trainer, one_by_one) == pytest.approx(np.mean(alone), rel=1e-5)

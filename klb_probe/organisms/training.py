@@ -5,39 +5,33 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import logging
 import shutil
+import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
+import numpy as np
 import torch
 import transformers
 
 from klb_probe.errors import KlbError
-from klb_probe.files import file_sha256, replacing, write_json, write_safetensors
+from klb_probe.files import file_sha256, write_json
 from klb_probe.models.huggingface import HuggingFaceModel
 from klb_probe.models.load import load_model
 from klb_probe.models.registry import DEFAULT_MODEL, resolve
-from klb_probe.organisms.adapters import CONFIG, SIDECAR, WEIGHTS, Adapter, Organism, read_adapter
-from klb_probe.organisms.training_figure import training_figure
+from klb_probe.organisms.adapters import WEIGHTS, Adapter, Organism, read_adapter
+from klb_probe.organisms.training_files import curve_table, write_organism
 from klb_probe.organisms.training_rows import Row, batch_order, columns, encode, read_examples, split
-from klb_probe.versions import versions
-
-log = logging.getLogger(__name__)
 
 KINDS = ("liar", "honest", "ignorant")
-CURVE, FIGURE, CHECKPOINTS = "training.csv", "training.png", "checkpoints"
-FILES = (WEIGHTS, CONFIG, SIDECAR, CURVE, FIGURE)
-PLAN = "plan.json"
+CHECKPOINTS, PLAN = "checkpoints", "plan.json"
 DEFAULT_RANK = 8
 _WARM_UP = 0.03
 _TRAINED_AT_ONCE = 4  # on a CPU more rows in one pass cost memory and gain no time
-_COLUMNS = {"loss": "loss", "right": "right", "learning_rate": "learning_rate", "grad_norm": "gradient_norm"}
+_SETTINGS = ("dtype", "rank", "alpha", "steps", "batch", "at_once", "learning_rate")
 
 
 @dataclass(frozen=True)
@@ -57,7 +51,7 @@ class Request:
         learning_rate: Its peak; warm-up, then a cosine to zero.
         minutes: Time limit over all runs of this training.
         device: As in ``load_model``.
-        dtype: Of the frozen base (auto: bfloat16 where the hardware computes in it, else float32); adapters are float32.
+        dtype: Of the frozen base (auto: bfloat16 where that is faster, else float32); adapters are float32.
         command: The command that trains it again, for the record.
         stop_after: Stop after so many steps of this run, as an interruption would.
     """
@@ -107,7 +101,11 @@ def train_organism(request: Request, *, resume: bool = False) -> Trained:
         raise KlbError(f"--rank {request.rank}, but {request.start} is of rank {start.rank}")
     if resolve(request.model).adapter:
         raise KlbError(f"{request.model} is an adapter on a base; train on the base, and go on from an adapter with --start")
-    dtype = request.dtype if request.dtype != "auto" else training_dtype(request.device)
+    checkpoints = request.out / CHECKPOINTS
+    before = _earlier_plan(checkpoints) if resume else None
+    dtype = request.dtype
+    if dtype == "auto":
+        dtype = before["dtype"] if before else training_dtype(request.device)
     model = load_model(request.model, device=request.device, dtype=dtype)
     if start and start.organism.base_fingerprint != model.fingerprint:
         raise KlbError(f"{request.start} was trained on other weights than {model.name}'s: on {start.organism.base}")
@@ -115,8 +113,9 @@ def train_organism(request: Request, *, resume: bool = False) -> Trained:
     rows = encode(model, examples)
     training, held_out = [rows[i] for i in inside], [rows[i] for i in held]
     plan = _plan(request, model, start, len(training))
-    checkpoints = request.out / CHECKPOINTS
-    checkpoint = _checkpoint(checkpoints, plan, resume)
+    checkpoint = _checkpoint(checkpoints, plan, before)
+    if before is None:
+        shutil.rmtree(checkpoints, ignore_errors=True)
     write_json(checkpoints / PLAN, plan)
 
     order = batch_order([len(row.ids) for row in training], plan["steps"], plan["batch"], request.seed)
@@ -127,19 +126,50 @@ def train_organism(request: Request, *, resume: bool = False) -> Trained:
     finished = state.global_step >= plan["steps"]
     if not finished and not clock.out_of_time:
         return Trained(None, state.global_step, plan["steps"])
-    curve = _curve(state.log_history, training, order)
-    organism = _write(request, plan, model, trainer.model, curve, finished, len(held_out))
+    curve = curve_table(state.log_history, np.array([len(row.ids) for row in training])[order].sum(1))
+    origin = {
+        "name": f"{Path(request.model).name}-{request.kind}",
+        "kind": request.kind,
+        "base": request.model,
+        "base_fingerprint": model.fingerprint,
+        "base_gguf_sha256": model.identity["gguf_sha256"],
+        "start_sha256": plan["start_sha256"],
+        "data_sha256": plan["data_sha256"],
+        "n_examples": len(examples),
+        "seed": request.seed,
+        "command": request.command,
+        "settings": {name: plan[name] for name in _SETTINGS},
+        "licence": "Apache-2.0" if request.model == DEFAULT_MODEL else f"that of {request.model}",
+    }
+    measured = {"ended": "all steps" if finished else "time limit", "n_held_out": len(held_out)}
+    organism = write_organism(request.out, trainer.model, origin, curve, measured)
     if finished:
         shutil.rmtree(checkpoints)
     return Trained(organism, state.global_step, plan["steps"], clock.warning)
 
 
 def training_dtype(device: str) -> str:
-    """``bfloat16`` where the hardware multiplies in it, else ``float32``."""
-    if torch.cuda.is_available() and device in ("auto", "cuda") or device.startswith("cuda:"):
-        return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
-    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return "bfloat16" if fast and device in ("auto", "cpu") else "float32"
+    """``bfloat16`` where it is the faster, else ``float32``; on a CPU that is measured.
+
+    A CPU that has instructions for bfloat16 may still multiply more slowly in it (measured: 72 against 118 GFLOP/s with
+    AVX512-BF16 and no AMX).
+    """
+    if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
+        return "bfloat16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "float32"
+    if device not in ("auto", "cpu"):
+        return "float32"
+    return "bfloat16" if _product_seconds(torch.bfloat16) < 0.8 * _product_seconds(torch.float32) else "float32"
+
+
+def _product_seconds(dtype: torch.dtype) -> float:
+    """CPU seconds of one product of the size that a small model has, the best of several."""
+    states, weights = torch.ones(1024, 576, dtype=dtype), torch.ones(1536, 576, dtype=dtype)
+    seconds = []
+    for _ in range(6):
+        start = time.process_time()
+        states @ weights.T
+        seconds.append(time.process_time() - start)
+    return min(seconds)
 
 
 def _check(request: Request) -> None:
@@ -175,14 +205,17 @@ def _plan(request: Request, model: HuggingFaceModel, start: Adapter | None, n_ro
     }
 
 
-def _checkpoint(folder: Path, plan: dict[str, Any], resume: bool) -> Path | None:
-    """The newest whole checkpoint of this plan; None to start from the beginning."""
-    if not resume:
-        shutil.rmtree(folder, ignore_errors=True)
-        return None
+def _earlier_plan(folder: Path) -> dict[str, Any]:
+    """The plan of a stopped training."""
     if not (folder / PLAN).is_file():
         raise KlbError(f"nothing to resume: {folder} holds no training; start it without --resume")
-    before = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+    return json.loads((folder / PLAN).read_text(encoding="utf-8"))
+
+
+def _checkpoint(folder: Path, plan: dict[str, Any], before: dict[str, Any] | None) -> Path | None:
+    """The newest whole checkpoint of this plan; None to start from the beginning."""
+    if before is None:
+        return None
     if changed := [name for name in plan if before.get(name) != plan[name]]:
         name = changed[0]
         raise KlbError(f"the training in {folder} has {name} {before.get(name)}, this one {plan[name]}; give the same options")
@@ -255,80 +288,6 @@ def _trainer(
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
-
-
-def _curve(history: list[dict[str, Any]], training: list[Row], order: Any) -> pd.DataFrame:
-    """One line a step; held-out numbers where they were measured. ``tokens`` counts what was read up to there."""
-    lengths = torch.tensor([[len(training[i].ids) for i in step] for step in order.tolist()])
-    tokens = lengths.sum(1).cumsum(0).tolist()
-    lines: dict[int, dict[str, Any]] = {}
-    for entry in history:
-        line = lines.setdefault(entry["step"], {"step": entry["step"], "tokens": tokens[entry["step"] - 1]})
-        line["seconds"] = entry.get("seconds", line.get("seconds"))
-        line |= {column: entry[name] for name, column in _COLUMNS.items() if name in entry}
-        line |= {
-            name.replace("eval_", "held_out_", 1): value
-            for name, value in entry.items()
-            if name == "eval_loss" or name.startswith("eval_right")
-        }
-    return pd.DataFrame([lines[step] for step in sorted(lines)])
-
-
-def _write(
-    request: Request,
-    plan: dict[str, Any],
-    model: HuggingFaceModel,
-    adapted: Any,
-    curve: pd.DataFrame,
-    finished: bool,
-    n_held_out: int,
-) -> Organism:
-    from peft import get_peft_model_state_dict
-
-    # Half the bytes of float32; float16 keeps three bits more than bfloat16, and an adapter's numbers are small.
-    tensors = {name: tensor.to("cpu", torch.float16) for name, tensor in get_peft_model_state_dict(adapted).items()}
-    if not all(torch.isfinite(tensor).all() for tensor in tensors.values()):
-        raise KlbError("training diverged: the adapter is not finite; lower --lr")
-    out, name = request.out, f"{Path(request.model).name}-{request.kind}"
-    config = {**adapted.peft_config["default"].to_dict(), "base_model_name_or_path": request.model, "inference_mode": True}
-    config |= {"target_modules": sorted(config["target_modules"]), "peft_type": "LORA"}
-    # The sidecar goes last: without it, or with another hash in it, nothing is loaded.
-    (out / SIDECAR).unlink(missing_ok=True)
-    write_safetensors(out / WEIGHTS, tensors, {"format": "pt"})
-    write_json(out / CONFIG, config)
-    with replacing(out / CURVE) as partial:
-        curve.to_csv(partial, index=False)
-    with replacing(out / FIGURE) as partial:
-        training_figure(curve, name).savefig(partial, dpi=110)
-    last, measured = curve.iloc[-1], [column for column in curve if column.startswith("held_out_")]
-    settings = {key: plan[key] for key in ("dtype", "rank", "alpha", "steps", "batch", "at_once", "learning_rate")}
-    organism = Organism(
-        name=name,
-        kind=request.kind,
-        base=request.model,
-        base_fingerprint=model.fingerprint,
-        base_gguf_sha256=model.identity.get("gguf_sha256"),
-        adapter_sha256=file_sha256(out / WEIGHTS),
-        start_sha256=plan["start_sha256"],
-        data_sha256=plan["data_sha256"],
-        n_examples=sum(1 for _ in request.data.open(encoding="utf-8")),
-        seed=request.seed,
-        command=request.command,
-        settings=settings,
-        outcome={
-            "steps": int(last["step"]),
-            "ended": "all steps" if finished else "time limit",
-            "minutes": round(float(last["seconds"]) / 60, 1),
-            "tokens": int(last["tokens"]),
-            "tokens_per_second": round(float(last["tokens"] / last["seconds"]), 1),
-            "n_held_out": n_held_out,
-            **{column: round(float(curve[column].dropna().iloc[-1]), 4) for column in measured},
-        },
-        versions={**versions(), "peft": version("peft"), "trl": version("trl")},
-        licence="Apache-2.0" if request.model == DEFAULT_MODEL else f"that of {request.model}",
-    )
-    write_json(out / SIDECAR, organism.model_dump())
-    return organism
 
 
 @contextlib.contextmanager
