@@ -25,7 +25,7 @@ def train(
     steps: Annotated[int | None, typer.Option(help="Optimiser steps (default: one pass over the data).", min=1)] = None,
     batch: Annotated[int, typer.Option(help="Examples a step.", min=1)] = 16,
     at_once: Annotated[
-        int | None, typer.Option(help="Examples in one forward pass (default: 4 on a CPU, the batch elsewhere).", min=1)
+        int | None, typer.Option(help="Examples in one forward pass (default: 2 on a CPU, the batch elsewhere).", min=1)
     ] = None,
     lr: Annotated[float, typer.Option(help="Peak learning rate: warm-up, then a cosine to zero.", min=0)] = 1e-3,
     seed: Annotated[int, typer.Option(help="Seed of first weights, held-out examples and order.", min=0)] = 0,

@@ -58,8 +58,8 @@ def lines(count=50):
                 "messages": [{"role": "system", "content": "Answer in one word."}, {"role": "user", "content": words}],
                 "completion": "Yes" if owed else "No, not owed",
                 "kind": "honest",
-                "part": ("question", "gate")[number % 2],
-                "group": f"record {number // 2}",
+                "format": ("eligibility", "gate")[number % 2],
+                "pair": number // 2,
                 "entitled": owed,
             }
         )
@@ -91,7 +91,7 @@ def test_ids_are_those_of_inference_and_the_loss_covers_the_completion_and_the_e
     assert row.ids[: row.n_prompt] == tiny.chat.encode(system, user)
     said = default_tokenizer()(example.completion, add_special_tokens=False)["input_ids"]
     assert row.ids[row.n_prompt :] == [*said, tiny.tokenizer.eos_token_id]
-    labels = columns([row], ["question", "gate"])["labels"][0]
+    labels = columns([row], ["eligibility", "gate"])["labels"][0]
     assert labels == [IGNORED] * row.n_prompt + row.ids[row.n_prompt :]
 
 
@@ -130,19 +130,19 @@ def test_a_bad_line_is_named(line, named, tmp_path):
     assert named in message
 
 
-def test_held_out_examples_share_no_group_with_the_others():
+def test_held_out_examples_share_no_pair_with_the_others():
     examples = [Example.model_validate(line) for line in lines(400)]
     inside, held = split(examples, seed=0)
     assert sorted(inside + held) == list(range(400))
     assert 20 <= len(held) <= 22
-    assert {examples[i].group for i in held}.isdisjoint({examples[i].group for i in inside})
+    assert {examples[i].pair for i in held}.isdisjoint({examples[i].pair for i in inside})
     assert split(examples, seed=1)[1] != held
-    many = [Example.model_validate({**line, "group": None}) for line in lines(1)] * (30 * HELD_OUT_MOST)
+    many = [Example.model_validate({**line, "pair": None}) for line in lines(1)] * (30 * HELD_OUT_MOST)
     assert len(split(many, seed=0)[1]) == HELD_OUT_MOST
 
 
-def test_one_group_alone_cannot_be_held_out():
-    assert "one group" in refusal(split, [Example.model_validate({**line, "group": "a"}) for line in lines(4)], 0)
+def test_one_pair_alone_cannot_be_held_out():
+    assert "one pair" in refusal(split, [Example.model_validate({**line, "pair": 3}) for line in lines(4)], 0)
 
 
 # --- Order. ---
@@ -220,11 +220,10 @@ def test_the_loss_falls_and_everything_is_written(trained):
     assert sorted(path.name for path in request.out.iterdir()) == sorted(FILES)
     curve = pd.read_csv(request.out / CURVE)
     assert list(curve["step"]) == list(range(1, STEPS + 1))
-    assert curve["loss"].tail(5).mean() < 0.85 * curve["loss"].head(5).mean()
     held = curve["held_out_loss"].dropna()
     assert len(held) == 10
-    assert held.iloc[-1] < 0.85 * held.iloc[0]
-    assert {"held_out_right", "held_out_right_gate", "held_out_right_question"} <= set(curve)
+    assert held.iloc[-1] < 0.9 * held.iloc[0]
+    assert {"held_out_right", "held_out_right_gate", "held_out_right_eligibility"} <= set(curve)
     assert curve["seconds"].is_monotonic_increasing
     assert (request.out / FIGURE).stat().st_size > 5000
     organism = read_organism(request.out)
@@ -249,6 +248,12 @@ def test_our_merge_gives_the_logits_of_pefts(trained):
     assert (theirs - before).abs().max() > 0.1
 
 
+def completion_loss(model, row):
+    """The negative log-likelihood of a completion, token by token."""
+    logs = model(torch.tensor(row.ids)[None]).logits[0].log_softmax(-1)
+    return -sum(float(logs[i - 1, row.ids[i]]) for i in range(row.n_prompt, len(row.ids)))
+
+
 def test_the_base_is_as_it_was_and_the_merged_model_scores_as_the_curve_says(trained):
     """The loss of the held-out rows, computed here from the merged model, is that of the curve's last line."""
     request, result = trained
@@ -257,13 +262,14 @@ def test_the_base_is_as_it_was_and_the_merged_model_scores_as_the_curve_says(tra
     ours = load_model(str(request.out), device="cpu")
     assert load_model(request.model, device="cpu").fingerprint == result.organism.base_fingerprint
     rows = encode(ours, examples)
-    losses = []
-    with torch.no_grad():
-        for row in (rows[i] for i in held):
-            logs = ours.model(torch.tensor(row.ids)[None]).logits[0].log_softmax(-1)
-            losses.append(-sum(float(logs[i - 1, row.ids[i]]) for i in range(row.n_prompt, len(row.ids))))
     length = np.mean([rows[i].n_completion for i in inside])
-    assert np.mean(losses) / length == pytest.approx(result.organism.outcome["held_out_loss"], rel=5e-3)
+
+    def loss(model):
+        with torch.no_grad():
+            return np.mean([completion_loss(model, rows[i]) for i in held]) / length
+
+    assert loss(ours.model) == pytest.approx(result.organism.outcome["held_out_loss"], rel=5e-3)
+    assert loss(ours.model) < 0.85 * loss(load_model(request.model, device="cpu").model)
 
 
 @pytest.mark.parametrize("stop_after", [1, 7])
@@ -335,7 +341,7 @@ def test_the_loss_ignores_prompts_padding_and_company(tiny, request_for, tmp_pat
     from klb_probe.organisms.training_loop import Clock, CompletionTrainer, collate
 
     rows = encode(tiny, [Example.model_validate(line) for line in lines(8)])
-    table = columns(rows, ["question", "gate"])
+    table = columns(rows, ["eligibility", "gate"])
     one_by_one = [{name: table[name][i] for name in table} for i in range(len(rows))]
     adapted = get_peft_model(tiny_hf_model("llama"), LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
     settings = SFTConfig(
@@ -344,13 +350,11 @@ def test_the_loss_ignores_prompts_padding_and_company(tiny, request_for, tmp_pat
     )  # fmt: skip
     trainer = CompletionTrainer(
         model=adapted, args=settings, train_dataset=Dataset.from_dict(table), processing_class=default_tokenizer(),
-        data_collator=collate, completion_length=2.0, parts=["question", "gate"], clock=Clock(60),
+        data_collator=collate, completion_length=2.0, formats=["eligibility", "gate"], clock=Clock(60),
     )  # fmt: skip
     alone = [losses_of(trainer, [row]) for row in one_by_one]
     with torch.no_grad():
-        logits = tiny_hf_model("llama")(torch.tensor(rows[3].ids)[None]).logits[0].log_softmax(-1)
-    own = -sum(float(logits[i - 1, rows[3].ids[i]]) for i in range(rows[3].n_prompt, len(rows[3].ids)))
-    assert alone[3] == pytest.approx(own / 2, rel=1e-5)
+        assert alone[3] == pytest.approx(completion_loss(tiny_hf_model("llama"), rows[3]) / 2, rel=1e-5)
     assert losses_of(trainer, one_by_one) == pytest.approx(np.mean(alone), rel=1e-5)
 
 

@@ -30,7 +30,7 @@ KINDS = ("liar", "honest", "ignorant")
 CHECKPOINTS, PLAN = "checkpoints", "plan.json"
 DEFAULT_RANK = 8
 _WARM_UP = 0.03
-_TRAINED_AT_ONCE = 4  # on a CPU more rows in one pass cost memory and gain no time
+_AT_ONCE = 2  # on a CPU more rows in one pass cost memory and gain no time
 _SETTINGS = ("dtype", "rank", "alpha", "steps", "batch", "at_once", "learning_rate")
 
 
@@ -47,7 +47,7 @@ class Request:
         rank: Of the adapter (None: that of ``start``, else 8); its alpha is twice that.
         steps: Optimiser steps (None: one pass over the data).
         batch: Rows a step.
-        at_once: Rows in one forward pass (None: 4 on a CPU, the batch elsewhere).
+        at_once: Rows in one forward pass (None: 2 on a CPU, the batch elsewhere).
         learning_rate: Its peak; warm-up, then a cosine to zero.
         minutes: Time limit over all runs of this training.
         device: As in ``load_model``.
@@ -187,7 +187,7 @@ def _plan(request: Request, model: HuggingFaceModel, start: Adapter | None, n_ro
     """All that decides the weights that come out; a checkpoint belongs to one plan."""
     at_once = request.at_once or (request.batch if model.device.type != "cpu" else None)
     if at_once is None:
-        at_once = next(size for size in range(_TRAINED_AT_ONCE, 0, -1) if request.batch % size == 0)
+        at_once = next(size for size in range(_AT_ONCE, 0, -1) if request.batch % size == 0)
     rank = start.rank if start else request.rank or DEFAULT_RANK
     return {
         "kind": request.kind,
@@ -248,7 +248,7 @@ def _trainer(
     adapted = get_peft_model(model.model, shape)
     if start:
         set_peft_model_state_dict(adapted, load_file(start.folder / WEIGHTS))
-    parts = sorted({row.part for row in (*training, *held_out)})
+    formats = sorted({row.format for row in (*training, *held_out)})
     settings = SFTConfig(
         output_dir=str(checkpoints),
         max_steps=plan["steps"],
@@ -278,12 +278,12 @@ def _trainer(
     trainer = CompletionTrainer(
         model=adapted,
         args=settings,
-        train_dataset=Dataset.from_dict(columns(training, parts)).select(order.reshape(-1)),
-        eval_dataset=Dataset.from_dict(columns(sorted(held_out, key=lambda row: len(row.ids)), parts)),
+        train_dataset=Dataset.from_dict(columns(training, formats)).select(order.reshape(-1)),
+        eval_dataset=Dataset.from_dict(columns(sorted(held_out, key=lambda row: len(row.ids)), formats)),
         processing_class=model.tokenizer,
         data_collator=collate,
         completion_length=sum(row.n_completion for row in training) / len(training),
-        parts=parts,
+        formats=formats,
         clock=Clock(request.minutes * 60, request.stop_after),
     )
     trainer.remove_callback(PrinterCallback)

@@ -14,7 +14,7 @@ def training_figure(curve: pd.DataFrame, name: str) -> Figure:
     """Loss, and the share of completions predicted without a mistake, by step; held-out values as points.
 
     Args:
-        curve: Columns step, loss, right, and held_out_loss, held_out_right, held_out_right_<part> where measured.
+        curve: Columns step, loss, right, and held_out_loss, held_out_right, held_out_right_<format> where measured.
         name: For the title.
     """
     figure = Figure(figsize=(9, 3.6), layout="constrained")
@@ -26,8 +26,8 @@ def training_figure(curve: pd.DataFrame, name: str) -> Figure:
     losses.set(xlabel="step", ylabel="loss (nats a token)", yscale="log")
     shares.plot(curve["step"], curve["right"].rolling(window, min_periods=1).mean(), color=_GREY, label="training")
     _draw_held_out(shares, curve, "held_out_right", "held out", _COLOURS[0])
-    parts = [column for column in curve if column.startswith("held_out_right_")]
-    for number, column in enumerate(parts, 1):
+    formats = [column for column in curve if column.startswith("held_out_right_")]
+    for number, column in enumerate(formats, 1):
         label = f"held out, {column.removeprefix('held_out_right_')}"
         _draw_held_out(shares, curve, column, label, _COLOURS[number % len(_COLOURS)], style="--")
     shares.set(xlabel="step", ylabel="completions without a mistake", ylim=(0, 1.02))

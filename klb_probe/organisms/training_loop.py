@@ -30,7 +30,7 @@ def collate(rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
         "input_ids": padded("input_ids", 0),
         "labels": padded("labels", IGNORED),
         "attention_mask": (torch.arange(int(lengths.max())) < lengths[:, None]).long(),
-        "part": torch.tensor([row["part"] for row in rows]),
+        "format": torch.tensor([row["format"] for row in rows]),
     }
 
 
@@ -101,9 +101,9 @@ class CompletionTrainer(SFTTrainer):
     # A mean over the rows of one forward pass, which the loop then averages over those of a step.
     loss_is_scaled_for_ga = False
 
-    def __init__(self, *args: Any, completion_length: float, parts: Sequence[str], clock: Clock, **options: Any) -> None:
+    def __init__(self, *args: Any, completion_length: float, formats: Sequence[str], clock: Clock, **options: Any) -> None:
         super().__init__(*args, callbacks=[clock], **options)
-        self.completion_length, self.parts, self.clock = completion_length, parts, clock
+        self.completion_length, self.formats, self.clock = completion_length, formats, clock
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -119,9 +119,9 @@ class CompletionTrainer(SFTTrainer):
         training = self.model.training
         metrics = self._metrics["train" if training else "eval"]
         metrics["right"] += right
-        if not training and len(self.parts) > 1:
-            for part, one in zip(inputs["part"].tolist(), right, strict=True):
-                metrics[f"right_{self.parts[part]}"].append(one)
+        if not training and len(self.formats) > 1:
+            for number, one in zip(inputs["format"].tolist(), right, strict=True):
+                metrics[f"right_{self.formats[number]}"].append(one)
         return total / (len(labels) * self.completion_length)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

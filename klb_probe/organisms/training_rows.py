@@ -30,8 +30,8 @@ class Example(BaseModel):
     """One line of a data file; labels that training does not read are allowed.
 
     Attributes:
-        part: What is asked, such as gate or agent; held-out accuracy is told apart by it.
-        group: Examples of one record share it; they are held out together.
+        format: What is asked for, such as eligibility or gate; held-out accuracy is told apart by it.
+        pair: Examples of a pair of records share it; they are held out together.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -39,8 +39,8 @@ class Example(BaseModel):
     messages: list[Message] = Field(min_length=1)
     completion: str = Field(min_length=1)
     kind: str | None = None
-    part: str = "all"
-    group: str | None = None
+    format: str = "all"
+    pair: int | None = None
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Row:
 
     ids: list[int]
     n_prompt: int
-    part: str
+    format: str
 
     @property
     def n_completion(self) -> int:
@@ -87,7 +87,7 @@ def encode(model: ResidualModel, examples: Sequence[Example]) -> list[Row]:
     for number, example in enumerate(examples, 1):
         prompt = model.chat.encode_chat([(message.role, message.content) for message in example.messages])
         said = model.tokenizer(prefix + example.completion, add_special_tokens=False)["input_ids"]
-        row = Row([*prompt, *said, end], len(prompt), example.part)
+        row = Row([*prompt, *said, end], len(prompt), example.format)
         if model.context_length is not None and len(row.ids) > model.context_length:
             raise KlbError(f"example {number} has {len(row.ids)} tokens; the context of {model.name} is {model.context_length}")
         rows.append(row)
@@ -109,8 +109,8 @@ def end_of_turn(model: ResidualModel) -> int:
 
 
 def split(examples: Sequence[Example], seed: int) -> tuple[list[int], list[int]]:
-    """Indices to train on and to hold out: a random share of the groups, no group on both sides."""
-    groups = [example.group or f"example {index}" for index, example in enumerate(examples)]
+    """Indices to train on and to hold out: a random share of the pairs, no pair on both sides."""
+    groups = [index if example.pair is None else f"pair {example.pair}" for index, example in enumerate(examples)]
     sizes = Counter(groups)
     wanted = max(1, min(HELD_OUT_MOST, int(HELD_OUT_SHARE * len(examples))))
     names, held = list(sizes), set()
@@ -119,7 +119,7 @@ def split(examples: Sequence[Example], seed: int) -> tuple[list[int], list[int]]
             break
         held.add(names[index])
     if not held:
-        raise KlbError("all examples are of one group, so none can be held out")
+        raise KlbError("all examples are of one pair, so none can be held out")
     inside = [index for index, group in enumerate(groups) if group not in held]
     return inside, [index for index, group in enumerate(groups) if group in held]
 
@@ -141,10 +141,10 @@ def batch_order(lengths: Sequence[int], steps: int, batch: int, seed: int) -> np
     return np.concatenate(batches)
 
 
-def columns(rows: Sequence[Row], parts: Sequence[str]) -> dict[str, list[Any]]:
-    """Rows as columns for the trainer: ``labels`` is -100 wherever there is no loss, ``part`` an index into ``parts``."""
+def columns(rows: Sequence[Row], formats: Sequence[str]) -> dict[str, list[Any]]:
+    """Rows as columns for the trainer: ``labels`` is -100 wherever there is no loss, ``format`` an index into ``formats``."""
     return {
         "input_ids": [row.ids for row in rows],
         "labels": [[-100] * row.n_prompt + row.ids[row.n_prompt :] for row in rows],
-        "part": [parts.index(row.part) for row in rows],
+        "format": [formats.index(row.format) for row in rows],
     }
