@@ -240,6 +240,7 @@ def _trainer(
     from transformers import PrinterCallback
     from trl import SFTConfig
 
+    from klb_probe.organisms.low_rank import fuse
     from klb_probe.organisms.training_loop import Clock, CompletionTrainer, collate
 
     torch.manual_seed(request.seed)  # of the adapter's first weights
@@ -248,6 +249,7 @@ def _trainer(
     adapted = get_peft_model(model.model, shape)
     if start:
         set_peft_model_state_dict(adapted, load_file(start.folder / WEIGHTS))
+    fuse(adapted)
     formats = sorted({row.format for row in (*training, *held_out)})
     settings = SFTConfig(
         output_dir=str(checkpoints),
