@@ -67,11 +67,16 @@ def train(
         dtype=dtype,
         command=_command(asked),
     )
-    trained = train_organism(request, resume=resume)
-    outcome = trained.organism.outcome
+    try:
+        organism = train_organism(request, resume=resume)
+    except KeyboardInterrupt:
+        typer.echo("stopped; the same command with --resume goes on from the last checkpoint", err=True)
+        raise
+    outcome = organism.outcome
     pace = f"{outcome['minutes']:g} min, {outcome['tokens_per_second']:g} tokens/s"
     right = f"{outcome['held_out_right']:.1%} of completions without a mistake"
-    typer.echo(f"{outcome['steps']} of {trained.steps} steps in {pace}; held out: loss {outcome['held_out_loss']:.3f}, {right}")
+    done = f"{outcome['steps']} of {organism.settings['steps']} steps"
+    typer.echo(f"{done} in {pace}; held out: loss {outcome['held_out_loss']:.3f}, {right}")
     typer.echo(out)
     if outcome["ended"] == "time limit":
         typer.echo(f"stopped by --minutes {minutes:g}; to go on: the same command with --resume and more --minutes", err=True)

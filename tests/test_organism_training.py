@@ -227,7 +227,7 @@ def test_the_loss_falls_and_everything_is_written(trained):
     assert curve["seconds"].is_monotonic_increasing
     assert (request.out / FIGURE).stat().st_size > 5000
     organism = read_organism(request.out)
-    assert organism == result.organism
+    assert organism == result
     assert (organism.kind, organism.name) == ("honest", "base-honest")
     assert organism.data_sha256 == file_sha256(request.data)
     assert organism.outcome["ended"] == "all steps"
@@ -260,7 +260,7 @@ def test_the_base_is_as_it_was_and_the_merged_model_scores_as_the_curve_says(tra
     examples = read_examples(request.data)
     inside, held = split(examples, request.seed)
     ours = load_model(str(request.out), device="cpu")
-    assert load_model(request.model, device="cpu").fingerprint == result.organism.base_fingerprint
+    assert load_model(request.model, device="cpu").fingerprint == result.base_fingerprint
     rows = encode(ours, examples)
     length = np.mean([rows[i].n_completion for i in inside])
 
@@ -268,24 +268,54 @@ def test_the_base_is_as_it_was_and_the_merged_model_scores_as_the_curve_says(tra
         with torch.no_grad():
             return np.mean([completion_loss(model, rows[i]) for i in held]) / length
 
-    assert loss(ours.model) == pytest.approx(result.organism.outcome["held_out_loss"], rel=5e-3)
+    assert loss(ours.model) == pytest.approx(result.outcome["held_out_loss"], rel=5e-3)
     assert loss(ours.model) < 0.85 * loss(load_model(request.model, device="cpu").model)
 
 
-@pytest.mark.parametrize("stop_after", [1, 7])
-def test_a_stopped_training_ends_where_an_unbroken_one_does(stop_after, trained, request_for, tmp_path):
+@pytest.fixture
+def interrupted(monkeypatch, request_for):
+    """Train with a checkpoint after every step, and press Ctrl-C at one of them."""
+    from klb_probe.organisms import training_loop
+
+    def run(request, at):
+        on_step_end = training_loop.Clock.on_step_end
+
+        def press(clock, args, state, control, **options):
+            if state.global_step == at:
+                raise KeyboardInterrupt
+            on_step_end(clock, args, state, control, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(training_loop, "CHECKPOINT_SECONDS", -1)
+            patch.setattr(training_loop.Clock, "on_step_end", press)
+            with pytest.raises(KeyboardInterrupt):
+                train_organism(request)
+
+    return run
+
+
+def same_adapter(one, other):
+    """Whether two folders hold the same adapter, to the rounding of what is stored."""
+    first, second = load_file(one / WEIGHTS), load_file(other / WEIGHTS)
+    assert first.keys() == second.keys()
+    return all(torch.allclose(first[name].float(), second[name].float(), atol=1e-3, rtol=1e-3) for name in first)
+
+
+@pytest.mark.parametrize("at", [1, 8])
+def test_an_interrupted_training_ends_where_an_unbroken_one_does(at, trained, request_for, interrupted, tmp_path):
     request, _ = trained
     out = tmp_path / "stopped"
-    first = train_organism(request_for(out, stop_after=stop_after))
-    assert (first.organism, first.step) == (None, stop_after)
-    assert not (out / WEIGHTS).exists()
+    interrupted(request_for(out), at)
+    assert [path.name for path in out.iterdir()] == [CHECKPOINTS]
+    saved = [path.name for path in (out / CHECKPOINTS).glob("checkpoint-*")]
+    assert saved == ([f"checkpoint-{at - 1}"] if at > 1 else [])
+    for path in (out / CHECKPOINTS).glob("checkpoint-*"):  # what a kill in the midst of writing leaves
+        shutil.copytree(path, path.with_name("checkpoint-9"), ignore=lambda *_: ["trainer_state.json"])
     train_organism(request_for(out), resume=True)
-    whole, resumed = load_file(request.out / WEIGHTS), load_file(out / WEIGHTS)
-    assert whole.keys() == resumed.keys()
-    for name, tensor in whole.items():
-        torch.testing.assert_close(resumed[name], tensor, atol=1e-3, rtol=1e-3)
+    assert same_adapter(request.out, out)
     curves = [pd.read_csv(folder / CURVE) for folder in (request.out, out)]
     np.testing.assert_allclose(curves[0]["loss"], curves[1]["loss"], rtol=1e-4)
+    np.testing.assert_allclose(curves[0]["held_out_loss"], curves[1]["held_out_loss"], rtol=1e-4)
     assert curves[1]["seconds"].is_monotonic_increasing
     assert not (out / CHECKPOINTS).exists()
 
@@ -294,20 +324,36 @@ def test_the_time_limit_writes_what_there_is_and_can_be_lifted(trained, request_
     request, _ = trained
     out = tmp_path / "limited"
     limited = train_organism(request_for(out, minutes=0))
-    assert limited.step == 1
-    assert limited.organism.outcome["ended"] == "time limit"
-    assert read_adapter(out).organism == limited.organism
+    assert (limited.outcome["ended"], limited.outcome["steps"]) == ("time limit", 1)
+    assert read_adapter(out).organism == limited
+    assert not same_adapter(request.out, out)
     lifted = train_organism(request_for(out), resume=True)
-    assert lifted.organism.outcome["ended"] == "all steps"
-    for name, tensor in load_file(request.out / WEIGHTS).items():
-        torch.testing.assert_close(load_file(out / WEIGHTS)[name], tensor, atol=1e-3, rtol=1e-3)
+    assert (lifted.outcome["ended"], lifted.outcome["steps"]) == ("all steps", STEPS)
+    assert same_adapter(request.out, out)
 
 
-def test_a_training_goes_on_with_the_same_plan_only(request_for, tmp_path):
+def test_a_training_goes_on_with_the_same_plan_only(request_for, interrupted, tmp_path):
     out = tmp_path / "stopped"
     assert "nothing to resume" in refusal(train_organism, request_for(out), resume=True)
-    train_organism(request_for(out, stop_after=1))
+    interrupted(request_for(out), 1)
     assert "learning_rate" in refusal(train_organism, request_for(out, learning_rate=1e-4), resume=True)
+
+
+def test_a_pace_too_slow_for_the_limit_is_said_early(caplog):
+    pytest.importorskip("trl")
+    from transformers import TrainerControl, TrainerState
+
+    from klb_probe.organisms.training_loop import Clock
+
+    for limit, warned in ((10.5, True), (10_000.0, False)):
+        caplog.clear()
+        clock, state = Clock(limit), TrainerState(max_steps=100)
+        clock.on_train_begin(None, state, TrainerControl())
+        clock.start -= 5.0  # a second a step
+        state.global_step = 5
+        clock.on_step_end(None, state, TrainerControl())
+        assert ("fewer steps" in caplog.text) == warned
+        assert "step 10 of 100" in caplog.text or not warned
 
 
 def test_training_starts_from_an_adapter(trained, request_for, tmp_path):
@@ -315,7 +361,7 @@ def test_training_starts_from_an_adapter(trained, request_for, tmp_path):
     went_on = train_organism(request_for(tmp_path / "b", start=request.out, steps=1, learning_rate=0.0))
     for name, tensor in load_file(request.out / WEIGHTS).items():
         assert torch.equal(load_file(tmp_path / "b" / WEIGHTS)[name], tensor), name
-    assert went_on.organism.start_sha256 == result.organism.adapter_sha256
+    assert went_on.start_sha256 == result.adapter_sha256
     assert "rank" in refusal(train_organism, request_for(tmp_path / "c", start=request.out, rank=2))
     other = tmp_path / "other"
     shutil.copytree(request.model, other)

@@ -53,7 +53,6 @@ class Request:
         device: As in ``load_model``.
         dtype: Of the frozen base (auto: bfloat16 where that is faster, else float32); adapters are float32.
         command: The command that trains it again, for the record.
-        stop_after: Stop after so many steps of this run, as an interruption would.
     """
 
     kind: str
@@ -71,21 +70,10 @@ class Request:
     device: str = "auto"
     dtype: str = "auto"
     command: str = ""
-    stop_after: int | None = None
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What came out: the sidecar (None while a training is unfinished and nothing is written), and what to tell the user."""
-
-    organism: Organism | None
-    step: int
-    steps: int
-    warning: str = ""
-
-
-def train_organism(request: Request, *, resume: bool = False) -> Trained:
-    """Train an adapter and write its folder: weights, configuration, sidecar, curve and figure.
+def train_organism(request: Request, *, resume: bool = False) -> Organism:
+    """Train an adapter, write its folder (weights, configuration, sidecar, curve, figure), and return the sidecar.
 
     A stopped training leaves ``checkpoints/`` in the folder; ``resume`` goes on from there as if it had not stopped. When the
     time limit ends it, the adapter is written as it is, and the checkpoint stays.
@@ -122,11 +110,8 @@ def train_organism(request: Request, *, resume: bool = False) -> Trained:
     with _quiet():
         trainer = _trainer(request, plan, model, start, training, held_out, order, checkpoints)
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    state, clock = trainer.state, trainer.clock
-    finished = state.global_step >= plan["steps"]
-    if not finished and not clock.out_of_time:
-        return Trained(None, state.global_step, plan["steps"])
-    curve = curve_table(state.log_history, np.array([len(row.ids) for row in training])[order].sum(1))
+    finished = trainer.state.global_step >= plan["steps"]
+    curve = curve_table(trainer.state.log_history, np.array([len(row.ids) for row in training])[order].sum(1))
     origin = {
         "name": f"{Path(request.model).name}-{request.kind}",
         "kind": request.kind,
@@ -145,7 +130,7 @@ def train_organism(request: Request, *, resume: bool = False) -> Trained:
     organism = write_organism(request.out, trainer.model, origin, curve, measured)
     if finished:
         shutil.rmtree(checkpoints)
-    return Trained(organism, state.global_step, plan["steps"], clock.warning)
+    return organism
 
 
 def training_dtype(device: str) -> str:
@@ -286,7 +271,7 @@ def _trainer(
         data_collator=collate,
         completion_length=sum(row.n_completion for row in training) / len(training),
         formats=formats,
-        clock=Clock(request.minutes * 60, request.stop_after),
+        clock=Clock(request.minutes * 60),
     )
     trainer.remove_callback(PrinterCallback)
     return trainer

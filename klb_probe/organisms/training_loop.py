@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,8 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl import SFTTrainer
+
+log = logging.getLogger(__name__)
 
 IGNORED = -100
 CHECKPOINT_SECONDS = 180
@@ -39,13 +42,12 @@ class Clock(TrainerCallback):
 
     Args:
         limit: Seconds after which training stops.
-        stop_after: Stop after this step of this run, as an interruption would (None: do not).
     """
 
-    def __init__(self, limit: float, stop_after: int | None = None) -> None:
-        self.limit, self.stop_after = limit, stop_after
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
         self.before, self.start, self.first_step = 0.0, time.monotonic(), 0
-        self.saved, self.out_of_time, self.warning = self.start, False, ""
+        self.saved = self.start
         self.bar: Any = None
 
     def seconds(self) -> float:
@@ -62,12 +64,11 @@ class Clock(TrainerCallback):
         done, last = state.global_step - self.first_step, state.global_step >= state.max_steps
         if done == 5 and not last:
             self._look_ahead(state)
-        self.out_of_time = not last and self.seconds() >= self.limit
-        stop = self.out_of_time or done == self.stop_after
-        control.should_training_stop |= stop
+        out_of_time = not last and self.seconds() >= self.limit
+        control.should_training_stop |= out_of_time
         every = max(1, state.max_steps // EVALUATIONS)
-        control.should_evaluate = last or self.out_of_time or state.global_step % every == 0
-        if stop or time.monotonic() - self.saved > CHECKPOINT_SECONDS:
+        control.should_evaluate = last or out_of_time or state.global_step % every == 0
+        if out_of_time or time.monotonic() - self.saved > CHECKPOINT_SECONDS:
             control.should_save, self.saved = True, time.monotonic()
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_: Any) -> None:
@@ -82,11 +83,14 @@ class Clock(TrainerCallback):
         needed, left = pace * (state.max_steps - state.global_step), self.limit - self.seconds()
         if needed > left:
             reached = state.global_step + int(left / pace)
-            self.warning = (
-                f"{pace:.1f} s a step: --minutes {self.limit / 60:g} ends near step {reached} of {state.max_steps}, before the "
-                "learning rate has fallen; fewer --steps would be better"
+            log.warning(
+                "%.1f s a step: the limit of %g min comes near step %d of %d, before the learning rate has fallen; fewer steps "
+                "would be better",
+                pace,
+                self.limit / 60,
+                reached,
+                state.max_steps,
             )
-            self.bar.write(self.warning)
 
 
 class CompletionTrainer(SFTTrainer):
