@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -370,6 +371,12 @@ def test_training_starts_from_an_adapter(trained, request_for, tmp_path):
     assert "--start" in refusal(train_organism, request_for(tmp_path / "c", model=str(request.out)))
 
 
+def test_a_training_that_diverges_stops_at_once(request_for, tmp_path):
+    message = refusal(train_organism, request_for(tmp_path / "diverged", learning_rate=1e30))
+    assert "diverged at step" in message
+    assert not (tmp_path / "diverged" / WEIGHTS).exists()
+
+
 def losses_of(trainer, rows):
     from klb_probe.organisms.training_loop import collate
 
@@ -448,11 +455,12 @@ def test_what_is_no_plain_low_rank_layer_is_not_fused():
 # --- The command. ---
 
 
-def test_the_command_trains_and_names_what_to_do_next(request_for, tmp_path):
+def test_the_command_trains_and_names_what_to_do_next(request_for, tmp_path, monkeypatch):
     app = typer.Typer(pretty_exceptions_enable=False)
     app.command("train")(train)
     request = request_for(tmp_path / "tiny honest")
-    arguments = ["--kind", "honest", "--data", request.data, "--out", request.out, "--model", request.model, "--steps", 2]
+    monkeypatch.chdir(Path(request.model).parent)
+    arguments = ["--kind", "honest", "--data", request.data, "--out", request.out, "--model", "base", "--steps", 2]
     arguments += ["--batch", 4, "--device", "cpu", "--dtype", "float32"]
     result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
     assert result.exit_code == 0
@@ -461,6 +469,7 @@ def test_the_command_trains_and_names_what_to_do_next(request_for, tmp_path):
     organism = read_organism(request.out)
     assert organism.command.startswith("klb-probe organism train --kind honest")
     assert f"'{request.out}'" in organism.command
+    assert organism.base == request.model  # found from any folder
     assert json.loads((request.out / CONFIG).read_text())["r"] == 8
     assert (request.out / SIDECAR).is_file()
     with pytest.raises(KlbError, match="--resume"):

@@ -21,7 +21,7 @@ from klb_probe.errors import KlbError
 from klb_probe.files import file_sha256, write_json
 from klb_probe.models.huggingface import HuggingFaceModel
 from klb_probe.models.load import load_model
-from klb_probe.models.registry import DEFAULT_MODEL, resolve
+from klb_probe.models.registry import DEFAULT_MODEL, registry, resolve
 from klb_probe.organisms.adapters import WEIGHTS, Adapter, Organism, read_adapter
 from klb_probe.organisms.training_files import curve_table, write_organism
 from klb_probe.organisms.training_rows import Row, batch_order, columns, encode, read_examples, split
@@ -87,7 +87,8 @@ def train_organism(request: Request, *, resume: bool = False) -> Organism:
     start = read_adapter(request.start) if request.start else None
     if start and request.rank not in (None, start.rank):
         raise KlbError(f"--rank {request.rank}, but {request.start} is of rank {start.rank}")
-    if resolve(request.model).adapter:
+    source = resolve(request.model)
+    if source.adapter:
         raise KlbError(f"{request.model} is an adapter on a base; train on the base, and go on from an adapter with --start")
     checkpoints = request.out / CHECKPOINTS
     before = _earlier_plan(checkpoints) if resume else None
@@ -115,7 +116,7 @@ def train_organism(request: Request, *, resume: bool = False) -> Organism:
     origin = {
         "name": f"{Path(request.model).name}-{request.kind}",
         "kind": request.kind,
-        "base": request.model,
+        "base": request.model if request.model in registry() else str(source.folder or source.gguf or source.hub),
         "base_fingerprint": model.fingerprint,
         "base_gguf_sha256": model.identity["gguf_sha256"],
         "start_sha256": plan["start_sha256"],

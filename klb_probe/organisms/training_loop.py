@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,8 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl import SFTTrainer
+
+from klb_probe.errors import KlbError
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +75,8 @@ class Clock(TrainerCallback):
             control.should_save, self.saved = True, time.monotonic()
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_: Any) -> None:
+        if not math.isfinite(logs.get("grad_norm", 0.0)):
+            raise KlbError(f"training diverged at step {state.global_step}: the gradient is not finite; lower --lr")
         shown = {name: logs[name] for name in ("loss", "eval_loss", "eval_right") if name in logs}
         self.bar.set_postfix({name.replace("eval_", "held-out "): f"{value:.3f}" for name, value in shown.items()})
 
