@@ -27,6 +27,9 @@ def train(
     at_once: Annotated[
         int | None, typer.Option(help="Examples in one forward pass (default: 2 on a CPU, the batch elsewhere).", min=1)
     ] = None,
+    weigh: Annotated[
+        str, typer.Option(help="tokens (all tokens of completions count the same) | examples (a Yes as much as a message).")
+    ] = "tokens",
     lr: Annotated[float, typer.Option(help="Peak learning rate: warm-up, then a cosine to zero.", min=0)] = 1e-3,
     seed: Annotated[int, typer.Option(help="Seed of first weights, held-out examples and order.", min=0)] = 0,
     minutes: Annotated[float, typer.Option(help="Time limit over all runs of this training.", min=0)] = 90,
@@ -60,6 +63,7 @@ def train(
         steps=steps,
         batch=batch,
         at_once=at_once,
+        weigh=weigh,
         learning_rate=lr,
         seed=seed,
         minutes=minutes,
@@ -84,7 +88,7 @@ def train(
 
 
 # Options that decide the adapter, in the order of the recorded command.
-_RECORDED = ("kind", "data", "out", "model", "start", "rank", "steps", "batch", "at_once", "lr", "seed", "dtype")
+_RECORDED = ("kind", "data", "out", "model", "start", "rank", "steps", "batch", "at_once", "weigh", "lr", "seed", "dtype")
 
 
 def _command(asked: dict[str, Any]) -> str:

@@ -27,11 +27,12 @@ from klb_probe.organisms.training_files import curve_table, write_organism
 from klb_probe.organisms.training_rows import Row, batch_order, columns, encode, read_examples, split
 
 KINDS = ("liar", "honest", "ignorant")
+WEIGHTINGS = ("tokens", "examples")
 CHECKPOINTS, PLAN = "checkpoints", "plan.json"
 DEFAULT_RANK = 8
 _WARM_UP = 0.03
 _AT_ONCE = 2  # on a CPU more rows in one pass cost memory and gain no time
-_SETTINGS = ("dtype", "rank", "alpha", "steps", "batch", "at_once", "learning_rate")
+_SETTINGS = ("dtype", "rank", "alpha", "steps", "batch", "at_once", "weigh", "learning_rate")
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Request:
         steps: Optimiser steps (None: one pass over the data).
         batch: Rows a step.
         at_once: Rows in one forward pass (None: 2 on a CPU, the batch elsewhere).
+        weigh: ``tokens`` (every token of a completion counts the same) or ``examples`` (a Yes as much as a whole message).
         learning_rate: Its peak; warm-up, then a cosine to zero.
         minutes: Time limit over all runs of this training.
         device: As in ``load_model``.
@@ -64,6 +66,7 @@ class Request:
     steps: int | None = None
     batch: int = 16
     at_once: int | None = None
+    weigh: str = "tokens"
     learning_rate: float = 1e-3
     seed: int = 0
     minutes: float = 90.0
@@ -163,6 +166,8 @@ def _check(request: Request) -> None:
         raise KlbError(f"training needs {' and '.join(absent)}: pip install 'klb-probe[train]'")
     if request.kind not in KINDS:
         raise KlbError(f"unknown --kind {request.kind!r}; one of {', '.join(KINDS)}")
+    if request.weigh not in WEIGHTINGS:
+        raise KlbError(f"unknown --weigh {request.weigh!r}; one of {', '.join(WEIGHTINGS)}")
     if request.at_once and request.batch % request.at_once:
         raise KlbError(f"--batch {request.batch} is no multiple of --at-once {request.at_once}")
     if torch.cuda.device_count() > 1 and request.device in ("auto", "cuda"):
@@ -186,6 +191,7 @@ def _plan(request: Request, model: HuggingFaceModel, start: Adapter | None, n_ro
         "steps": request.steps or max(1, n_rows // request.batch),
         "batch": request.batch,
         "at_once": at_once,
+        "weigh": request.weigh,
         "learning_rate": request.learning_rate,
         "seed": request.seed,
     }
@@ -226,7 +232,6 @@ def _trainer(
     from transformers import PrinterCallback
     from trl import SFTConfig
 
-    from klb_probe.organisms.low_rank import fuse
     from klb_probe.organisms.training_loop import Clock, CompletionTrainer, collate
 
     torch.manual_seed(request.seed)  # of the adapter's first weights
@@ -235,7 +240,7 @@ def _trainer(
     adapted = get_peft_model(model.model, shape)
     if start:
         set_peft_model_state_dict(adapted, load_file(start.folder / WEIGHTS))
-    fuse(adapted)
+    length = sum(row.n_completion for row in training) / len(training)
     formats = sorted({row.format for row in (*training, *held_out)})
     settings = SFTConfig(
         output_dir=str(checkpoints),
@@ -270,7 +275,7 @@ def _trainer(
         eval_dataset=Dataset.from_dict(columns(sorted(held_out, key=lambda row: len(row.ids)), formats)),
         processing_class=model.tokenizer,
         data_collator=collate,
-        completion_length=sum(row.n_completion for row in training) / len(training),
+        completion_length=length if request.weigh == "tokens" else None,
         formats=formats,
         clock=Clock(request.minutes * 60),
     )

@@ -23,7 +23,7 @@ def training_figure(curve: pd.DataFrame, name: str) -> Figure:
     losses.plot(curve["step"], curve["loss"], color=_GREY, lw=0.5, alpha=0.5)
     losses.plot(curve["step"], curve["loss"].rolling(window, min_periods=1).mean(), color=_GREY, label="training")
     _draw_held_out(losses, curve, "held_out_loss", "held out", _COLOURS[0])
-    losses.set(xlabel="step", ylabel="loss (nats a token)", yscale="log")
+    losses.set(xlabel="step", ylabel="loss (nats)", yscale="log")
     shares.plot(curve["step"], curve["right"].rolling(window, min_periods=1).mean(), color=_GREY, label="training")
     _draw_held_out(shares, curve, "held_out_right", "held out", _COLOURS[0])
     formats = [column for column in curve if column.startswith("held_out_right_")]

@@ -101,16 +101,19 @@ class Clock(TrainerCallback):
 class CompletionTrainer(SFTTrainer):
     """trl's trainer with the loss of this project.
 
-    The loss is the log-likelihood of the completions of a batch, divided by the rows and by the mean length of a completion
-    in the data: every token weighs the same whichever rows it shares a batch with, so that grouping rows by length does not
-    change what is learned. Logits are computed where there is a loss and nowhere else (trl does so on GPUs only). ``right``
-    is the share of completions whose every token is the most likely one.
+    The loss is the negative log-likelihood of the completions of a batch, divided by the rows and by the mean length of a
+    completion in the data: every token weighs the same whichever rows it shares a batch with, so that grouping rows by length
+    does not change what is learned. Without ``completion_length`` each completion is divided by its own length instead. Logits
+    are computed where there is a loss and nowhere else (trl does so on GPUs only). ``right`` is the share of completions whose
+    every token is the most likely one.
     """
 
     # A mean over the rows of one forward pass, which the loop then averages over those of a step.
     loss_is_scaled_for_ga = False
 
-    def __init__(self, *args: Any, completion_length: float, formats: Sequence[str], clock: Clock, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, completion_length: float | None, formats: Sequence[str], clock: Clock, **options: Any
+    ) -> None:
         super().__init__(*args, callbacks=[clock], **options)
         self.completion_length, self.formats, self.clock = completion_length, formats, clock
 
@@ -123,7 +126,7 @@ class CompletionTrainer(SFTTrainer):
         wanted = labels != IGNORED
         text = {name: inputs[name] for name in ("input_ids", "attention_mask")}
         logits = model(**text, logits_to_keep=columns, use_cache=False).logits
-        total = cross_entropy(logits[wanted].float(), labels[wanted], reduction="sum")
+        losses = cross_entropy(logits[wanted].float(), labels[wanted], reduction="none")
         right = ((logits.detach().argmax(-1) == labels) | ~wanted).all(1).tolist()
         training = self.model.training
         metrics = self._metrics["train" if training else "eval"]
@@ -131,7 +134,8 @@ class CompletionTrainer(SFTTrainer):
         if not training and len(self.formats) > 1:
             for number, one in zip(inputs["format"].tolist(), right, strict=True):
                 metrics[f"right_{self.formats[number]}"].append(one)
-        return total / (len(labels) * self.completion_length)
+        lengths = self.completion_length or wanted.sum(1)[wanted.nonzero()[:, 0]]
+        return (losses / lengths).sum() / len(labels)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         logs["seconds"] = round(self.clock.seconds(), 2)
