@@ -20,6 +20,7 @@ from klb_probe.models.hook_map import find_hook_map
 from klb_probe.models.hub import first_line, hub_errors
 from klb_probe.models.huggingface import HuggingFaceModel
 from klb_probe.models.registry import DEFAULT_MODEL, ModelSource, resolve
+from klb_probe.organisms.adapters import merge, read_adapter
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
@@ -33,7 +34,7 @@ def load_model(
     revision: str | None = None,
     hooks: Iterable[Path] = (),
 ) -> HuggingFaceModel:
-    """Load a model by alias, hub id, local folder or ``.gguf`` file.
+    """Load a model by alias, hub id, local folder or ``.gguf`` file; an adapter is merged into its base.
 
     Args:
         name: What to load.
@@ -49,6 +50,8 @@ def load_model(
     place = _device(device)
     if dtype not in ("auto", *DTYPES):
         raise KlbError(f"unknown dtype {dtype!r}; one of auto, {', '.join(DTYPES)}")
+    adapter = read_adapter(source.adapter) if source.adapter else None
+    wanted = _dtype(dtype, source, place)
     sha256 = None
     if source.gguf:
         with _quiet():
@@ -68,7 +71,13 @@ def load_model(
         # Straight to the device: the weights of a large model need not fit the host's memory first.
         placement = {} if place.type == "cpu" else {"device_map": {"": place}}
         model, loading = AutoModelForCausalLM.from_pretrained(
-            where, config=config, dtype=_dtype(dtype, source, place), output_loading_info=True, **placement, **pinned
+            # A merged weight is rounded once: the sum, not the base before it.
+            where,
+            config=config,
+            dtype="auto" if adapter else wanted,
+            output_loading_info=True,
+            **placement,
+            **pinned,
         )
         tokenizer = AutoTokenizer.from_pretrained(where, **pinned)
     if missing := sorted(loading["missing_keys"]):  # transformers would fill them with random numbers
@@ -80,6 +89,12 @@ def load_model(
         "folder": str(source.folder) if source.folder else None,
         "gguf_sha256": sha256,
     }
+    if adapter:
+        hooks = list(hooks)
+        base = from_model(model, tokenizer, name=source.base, hooks=hooks)
+        merge(model, adapter, name=base.name, fingerprint=base.fingerprint)
+        _cast(model, wanted)
+        identity |= {"base": source.base, "adapter_sha256": adapter.organism.adapter_sha256}
     return from_model(model, tokenizer, name=source.name, identity=identity, hooks=hooks)
 
 
@@ -132,6 +147,14 @@ def _dtype(dtype: str, source: ModelSource, place: torch.device) -> torch.dtype 
     if source.dtype:
         return DTYPES[source.dtype]
     return torch.float32 if place.type == "cpu" else "auto"
+
+
+def _cast(model: PreTrainedModel, dtype: torch.dtype | str) -> None:
+    """Parameters only: buffers such as rotary frequencies keep the precision the loader gave them."""
+    if isinstance(dtype, torch.dtype):
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(dtype)
+        model.config.dtype = dtype
 
 
 def _check_causal(config: Any, name: str) -> None:

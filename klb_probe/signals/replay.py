@@ -97,7 +97,7 @@ def policy_of(run_meta: Mapping[str, Any], model: ResidualModel) -> Literal["on"
 
 def _hub_name(name: str) -> str:
     name = name.removeprefix("endpoint:")
-    return registry()[name].hub if name in registry() else name
+    return (registry()[name].hub or name) if name in registry() else name
 
 
 def replay_rounds(file: Trajectories, domains: Iterable[Domain], model: ResidualModel) -> Iterator[Replayed]:
