@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from klb_probe.options import Domains, parse_names
+from klb_probe.organism_train_command import TRAIN_EXAMPLE, train
 
 if TYPE_CHECKING:
     from klb_probe.organisms.examples import Example
@@ -96,3 +97,6 @@ def _samples(rows: list[Example]) -> list[str]:
         lines += [f"[{message.role}] {message.content}" for message in row.messages]
         lines += [f"[{row.kind}] {row.completion}", ""]
     return lines
+
+
+organism_app.command("train", epilog=TRAIN_EXAMPLE)(train)
