@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from klb_probe.cases.scenarios import Scenario
     from klb_probe.probes.steering import Intervention
 
-STEER_EXAMPLE = "Example: klb-probe steer --probe outputs/probe/directions.safetensors --question lie --position answer"
+STEER_EXAMPLE = "Example: klb-probe steer --probe outputs/probe/directions.safetensors --question lie --estimator logistic"
 STEER_FILES = ("steering.csv", "steering_prompts.csv", "steering.png", "generations.jsonl", "run.json")
 _GENERATED_PAIRS = 4
 _WIDTH = 140  # of the table: a narrower terminal breaks its lines, and hides no number
@@ -69,10 +69,10 @@ def steer(
     """Add a saved direction to the residual of one layer, or ablate it, and compare with random directions.
 
     Reads the model's own yes-minus-no margin on eligibility scenarios in both wordings of the question, for every direction
-    and dose. By default only the last prompt token is changed, where the answer probes read: minutes on a CPU for the default
-    model. With --at all every token is, each direction and dose reads all prompts anew: hours, so name a few domains.
-    Writes steering.csv, steering_prompts.csv (a line a prompt and intervention), steering.png, generations.jsonl (with
-    --generate) and run.json.
+    and dose. By default only the last prompt token is changed, where probes of the position answer read: about ten minutes
+    of CPU time with the default model. With --at all every token is changed, and every direction and dose reads all prompts
+    anew: hours, so name a few domains. Writes steering.csv, steering_prompts.csv (a line a prompt and intervention),
+    steering.png, generations.jsonl (with --generate) and run.json.
     """
     from klb_probe.outputs import check_folder, clear, default_folder, plain_argument
 
