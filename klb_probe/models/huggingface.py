@@ -255,6 +255,7 @@ class HuggingFaceModel:
                 max_new_tokens=max_new_tokens,
                 min_new_tokens=None if stop else max_new_tokens,
                 pad_token_id=self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0,
+                use_cache=True,  # each token is read once, as it comes, whatever the model's configuration says
                 **(sampling or {"do_sample": False}),
             )
         return output[:, prompt.shape[1] :].tolist()
