@@ -23,7 +23,7 @@ from klb_probe.probes.measures import measure
 from klb_probe.probes.population import Population
 from klb_probe.probes.questions import family_populations, parse_questions, training_population
 from klb_probe.probes.stage import population_problem, stage_of
-from klb_probe.probes.trial import DRAWS, NESTED, RESIDUAL, Line, Trial, estimator_lines, shared_lines
+from klb_probe.probes.trial import DRAWS, NESTED, RESIDUAL, Line, Trial, estimator_lines, shared_lines, usual_layer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -192,7 +192,6 @@ def _others(trial: Trial, estimator: Estimator, done: Set[str]) -> Iterator[Line
 def _transfers(trial: Trial, estimator: str, train: Population, found: CrossFit) -> Iterator[Line]:
     """A probe at its nested layer on every population of the family, in groups it has not seen."""
     stage = trial.stage
-    chosen = [int(found.layers[at]) for at in found.chosen if at >= 0]
     for test in family_populations(trial.question, stage.rows):
         test = stage.narrowed(test)
         tested = Trial(trial.question, stage, test, trial.shuffles, trial.seed)
@@ -203,7 +202,7 @@ def _transfers(trial: Trial, estimator: str, train: Population, found: CrossFit)
         yield {
             **{"family": trial.question.family, "train": train.name, "test": test.name, "position": stage.position},
             **{"estimator": estimator, "split": stage.split, "choice": NESTED},
-            **{"layer": max(set(chosen), key=chosen.count) if chosen else None},
+            **{"layer": usual_layer(found)},
             **{"auroc": measured.auroc.value[0], "auroc_low": measured.auroc.low[0], "auroc_high": measured.auroc.high[0]},
             **{"n": measured.n, "n_positive": measured.n_positive, "n_groups": measured.n_groups, "note": measured.note},
         }
@@ -224,13 +223,12 @@ def _scores(trial: Trial, estimator: str, found: CrossFit) -> pd.DataFrame:
 
 
 def _set(trial: Trial, estimator: str, probes: Sequence[LinearProbe], found: CrossFit) -> ProbeSet:
-    chosen = found.chosen[found.chosen >= 0].tolist()
     return ProbeSet(
         question=trial.question.name,
         estimator=estimator,
         position=trial.stage.position,
         label=trial.question.true,
-        layer=int(found.layers[max(set(chosen), key=chosen.count)]),
+        layer=usual_layer(found),
         n_rows=len(trial.population.rows),
     )
 

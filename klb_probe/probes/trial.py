@@ -110,11 +110,8 @@ def estimator_lines(trial: Trial, estimator: Estimator) -> tuple[list[Line], Cro
     directions = np.stack([probe.direction for probe in probes])
     own = _layer_lines(trial, estimator.name, RESIDUAL, found)
     cosines = {lens.name: lens_cosines(directions, stage.layers, lens) for lens in stage.lenses}
-    chosen = _most_common(found.chosen)
     for line in own:
-        at = line["layer"] if line["choice"] == LAYER else chosen
-        if at is None:
-            continue
+        at = line["layer"]
         line |= {"cosine_jlens": cosines.get("margin", np.full(len(directions), np.nan))[at]}
         line |= {"cosine_logit": cosines["logit"][at]}
         if len(estimator.settings) > 1:
@@ -152,13 +149,12 @@ def _layer_lines(trial: Trial, estimator: str, feature: str, found: CrossFit) ->
     """A line a layer, then the nested one."""
     scores = np.vstack([found.scores, found.nested_scores]).T
     measured = trial.measured(scores, np.vstack([found.hard, found.nested_hard]).T, found.fold)
-    chosen = _most_common(found.chosen)
     lines = [
         {**trial.keys(estimator, feature), "choice": LAYER, "layer": int(layer), **_numbers(measured, at, found.note)}
         for at, layer in enumerate(found.layers)
     ]
     nested = {
-        **{"choice": NESTED, "layer": None if chosen is None else int(found.layers[chosen])},
+        **{"choice": NESTED, "layer": usual_layer(found)},
         **{"chosen": " ".join(str(found.layers[at]) for at in found.chosen if at >= 0)},
     }
     return [*lines, {**trial.keys(estimator, feature), **nested, **_numbers(measured, len(found.layers), found.note)}]
@@ -227,9 +223,10 @@ def _setting(found: CrossFit, at: int) -> float:
     return Counter(used[~np.isnan(used)].tolist()).most_common(1)[0][0]
 
 
-def _most_common(chosen: np.ndarray) -> int | None:
-    used = chosen[chosen >= 0].tolist()
-    return Counter(used).most_common(1)[0][0] if used else None
+def usual_layer(found: CrossFit) -> int | None:
+    """The layer chosen in most folds (of equals, the first fold's); None if no fold was used."""
+    used = found.chosen[found.chosen >= 0].tolist()
+    return int(found.layers[Counter(used).most_common(1)[0][0]]) if used else None
 
 
 def _random_features(trial: Trial) -> np.ndarray:
