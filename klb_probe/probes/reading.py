@@ -36,6 +36,9 @@ _LEARNED_FROM = {
     "incentive": "incentive or honest",
     "round_lie": "rounds: lied or not",
 }
+# What the words are that the bag of words reads.
+_WORDS_OF = {"framing": "the instruction", "incentive": "the instruction", "round_lie": "the agent's words"}
+_BEFORE_WORDS = ("answer", "gate")  # of rounds
 _NOTE_ALONE = ("secret or honest", "incentive or honest")  # other notes, none of them an instruction to deny
 
 DOES_NOT_SHOW = (
@@ -110,8 +113,10 @@ def _controls(probes: pd.DataFrame, line: Any, *, at_chance: bool) -> str:
         parts.append(f"not above {', '.join(equal)}")
     if WORDS not in values:
         parts.append("the words alone were not tried")
+    elif values[WORDS] >= line.auroc_low and line.question == "round_lie" and line.position in _BEFORE_WORDS:
+        parts.append(f"the agent's words do so with {number(values[WORDS])}, but come later and rule nothing out")
     elif values[WORDS] >= line.auroc_low:
-        read = "the instruction" if line.question in ("framing", "incentive") else "the words of the prompt"
+        read = _WORDS_OF.get(line.question, "the words of the prompt")
         parts.append(f"the words alone do so with {number(values[WORDS])}, so this shows nothing beyond reading {read}")
     return f": {'; '.join(parts)}"
 

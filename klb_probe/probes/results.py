@@ -16,7 +16,7 @@ from klb_probe.probes.data import ProbeData
 from klb_probe.probes.directions import ProbeSet
 from klb_probe.probes.estimators import ESTIMATORS
 from klb_probe.probes.evaluation import CrossFit
-from klb_probe.probes.folds import Split
+from klb_probe.probes.folds import Split, check_groups
 from klb_probe.probes.linear import Estimator
 from klb_probe.probes.linear_probe import LinearProbe
 from klb_probe.probes.measures import measure
@@ -132,6 +132,11 @@ def evaluate(
     """
     questions = parse_questions(options.questions)
     estimators = [ESTIMATORS[name] for name in options.estimators]
+    for position in options.positions:  # before anything is computed at the others
+        try:
+            check_groups(data.rows["group"].to_numpy(str)[data.has(position)])
+        except KlbError as error:
+            raise KlbError(f"position {position}: {error}, or leave this position out") from None
     lines: list[Line] = []
     transfers: list[Line] = []
     scores: list[pd.DataFrame] = []
@@ -192,7 +197,6 @@ def _others(trial: Trial, estimator: Estimator, done: Set[str]) -> Iterator[Line
 def _transfers(trial: Trial, estimator: str, train: Population, found: CrossFit) -> Iterator[Line]:
     """A probe at its nested layer on every population of the family, in groups it has not seen."""
     stage = trial.stage
-    chosen = [int(found.layers[at]) for at in found.chosen if at >= 0]
     for test in family_populations(trial.question, stage.rows):
         test = stage.narrowed(test)
         tested = Trial(trial.question, stage, test, trial.shuffles, trial.seed)
@@ -203,7 +207,7 @@ def _transfers(trial: Trial, estimator: str, train: Population, found: CrossFit)
         yield {
             **{"family": trial.question.family, "train": train.name, "test": test.name, "position": stage.position},
             **{"estimator": estimator, "split": stage.split, "choice": NESTED},
-            **{"layer": max(set(chosen), key=chosen.count) if chosen else None},
+            **{"layer": None if found.usual is None else int(found.layers[found.usual])},
             **{"auroc": measured.auroc.value[0], "auroc_low": measured.auroc.low[0], "auroc_high": measured.auroc.high[0]},
             **{"n": measured.n, "n_positive": measured.n_positive, "n_groups": measured.n_groups, "note": measured.note},
         }
@@ -224,13 +228,12 @@ def _scores(trial: Trial, estimator: str, found: CrossFit) -> pd.DataFrame:
 
 
 def _set(trial: Trial, estimator: str, probes: Sequence[LinearProbe], found: CrossFit) -> ProbeSet:
-    chosen = found.chosen[found.chosen >= 0].tolist()
     return ProbeSet(
         question=trial.question.name,
         estimator=estimator,
         position=trial.stage.position,
         label=trial.question.true,
-        layer=int(found.layers[max(set(chosen), key=chosen.count)]),
+        layer=int(found.layers[found.usual]),
         n_rows=len(trial.population.rows),
     )
 

@@ -110,9 +110,8 @@ def estimator_lines(trial: Trial, estimator: Estimator) -> tuple[list[Line], Cro
     directions = np.stack([probe.direction for probe in probes])
     own = _layer_lines(trial, estimator.name, RESIDUAL, found)
     cosines = {lens.name: lens_cosines(directions, stage.layers, lens) for lens in stage.lenses}
-    chosen = _most_common(found.chosen)
     for line in own:
-        at = line["layer"] if line["choice"] == LAYER else chosen
+        at = line["layer"] if line["choice"] == LAYER else found.usual
         if at is None:
             continue
         line |= {"cosine_jlens": cosines.get("margin", np.full(len(directions), np.nan))[at]}
@@ -133,7 +132,7 @@ def shared_lines(trial: Trial) -> Iterator[Line]:
     stage, rows = trial.stage, trial.stage.rows
     scores, hard, fold = bag_of_words_cross_fit(rows["text"].tolist(), trial.population, stage.folds, trial.population.labels)
     yield _single_line(trial, "logistic", WORDS, scores[:, None], hard[:, None], fold)
-    counted = trial.fit(lambda _: lengths(rows["n_tokens"]), [0], one_number)
+    counted = trial.fit(lambda _: _lengths_read(trial), [0], one_number)
     yield _single_line(trial, one_number.name, LENGTH, counted.scores.T, counted.hard.T, counted.fold, counted.note)
     # What the probe is asked decides which way a yes points: toward owed, but for the model's own answer.
     ones = np.ones(len(rows))
@@ -152,7 +151,7 @@ def _layer_lines(trial: Trial, estimator: str, feature: str, found: CrossFit) ->
     """A line a layer, then the nested one."""
     scores = np.vstack([found.scores, found.nested_scores]).T
     measured = trial.measured(scores, np.vstack([found.hard, found.nested_hard]).T, found.fold)
-    chosen = _most_common(found.chosen)
+    chosen = found.usual
     lines = [
         {**trial.keys(estimator, feature), "choice": LAYER, "layer": int(layer), **_numbers(measured, at, found.note)}
         for at, layer in enumerate(found.layers)
@@ -203,10 +202,13 @@ def _shuffled_lines(trial: Trial, estimator: Estimator, found: CrossFit, own: li
     kept = ("question", "position", "estimator", "split", "choice", "layer", "chosen", "n", "n_positive", "n_groups")
     for at, line in enumerate(own):
         values = aurocs[:, at]
+        note = f"mean, lowest and highest of {len(runs)} runs"
+        if np.isnan(values).any():
+            note = line["note"] or "not estimable: a run with shuffled labels has no AUROC"
         yield {
             **{name: line[name] for name in kept if name in line},
             **{"feature": SHUFFLED, "auroc": values.mean(), "auroc_low": values.min(), "auroc_high": values.max()},
-            "note": f"mean, lowest and highest of {len(runs)} runs",
+            "note": note,
         }
 
 
@@ -227,9 +229,10 @@ def _setting(found: CrossFit, at: int) -> float:
     return Counter(used[~np.isnan(used)].tolist()).most_common(1)[0][0]
 
 
-def _most_common(chosen: np.ndarray) -> int | None:
-    used = chosen[chosen >= 0].tolist()
-    return Counter(used).most_common(1)[0][0] if used else None
+def _lengths_read(trial: Trial) -> np.ndarray:
+    """Tokens up to the position: of a round's later moments more than its prompt. NaN for rows without it."""
+    sites = trial.stage.data.sites[trial.stage.position]
+    return lengths([np.nan if site is None else len(site.ids) for site in sites])
 
 
 def _random_features(trial: Trial) -> np.ndarray:
