@@ -166,6 +166,23 @@ def test_what_shuffled_labels_do_not_give_has_the_reason():
         assert found["note"].startswith("not estimable (n=4)")
 
 
+@pytest.mark.parametrize(("pairs", "said"), [(4, True), (6, False)])
+def test_a_threshold_that_is_not_of_control_rounds_is_said(pairs, said):
+    data = planted(pairs=pairs, rounds=2)
+    assert ((data.rows["condition"] == "control").sum() < 20) == said
+    found = line(run(data, "round_lie"))
+    assert found["recall_1_percent"] >= 0
+    assert ("fewer than 20 control rounds" in found["note"]) == said
+
+
+def test_a_transfer_names_the_folds_that_were_not_used():
+    data = planted(entitlement_at_2, rounds=4)
+    data.rows["entitled"] |= data.rows["domain"].ne("d0") & data.rows["framing"].eq("deny").fillna(False)
+    found = transfer(run(data, "lie", "entitlement"), "deny: owed or not", "honest: owed or not")
+    assert found["n"] == 36
+    assert found["note"] == "fold d0 not used: its training rows lack a label"
+
+
 def test_same_seed_same_numbers_other_seed_other_shuffles():
     first, again, other = (run(planted(entitlement_at_2), "lie", seed=seed) for seed in (3, 3, 4))
     pd.testing.assert_frame_equal(first.probes, again.probes)

@@ -209,7 +209,8 @@ def _transfers(trial: Trial, estimator: str, train: Population, found: CrossFit)
             **{"estimator": estimator, "split": stage.split, "choice": NESTED},
             **{"layer": None if found.usual is None else int(found.layers[found.usual])},
             **{"auroc": measured.auroc.value[0], "auroc_low": measured.auroc.low[0], "auroc_high": measured.auroc.high[0]},
-            **{"n": measured.n, "n_positive": measured.n_positive, "n_groups": measured.n_groups, "note": measured.note},
+            **{"n": measured.n, "n_positive": measured.n_positive, "n_groups": measured.n_groups},
+            "note": "; ".join(one for one in (measured.note, found.note) if one),
         }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ WORDS, LENGTH = "bag of words", "prompt length"
 LENS_FEATURES = {"margin": "J-Lens margin", "logit": "logit-lens margin"}
 LAYER, NESTED, NONE = "layer", "nested", "none"
 DRAWS = 2000
-FEWEST_CONTROLS = 20  # rounds of the control condition that make a threshold of 1 % false positives worth the name
+FEWEST_CONTROLS = 20  # rounds of the control condition below which all owed rounds without a lie set the threshold of recall
 Line = dict[str, Any]
 
 
@@ -89,8 +89,14 @@ class Trial:
 
     def measured(self, scores: np.ndarray, hard: np.ndarray, fold: np.ndarray) -> Measures:
         """Measures of columns of scores ``[row, column]``."""
-        where = {"judged": self.judged, "controls": self.controls, "draws": DRAWS, "seed": self.seed}
-        return measure(scores, hard, self.labels, self.stage.groups, fold, **where)
+        controls = self.controls
+        where = {"judged": self.judged, "controls": controls, "draws": DRAWS, "seed": self.seed}
+        found = measure(scores, hard, self.labels, self.stage.groups, fold, **where)
+        if controls is None and self.question.family == "rounds" and not found.note:
+            return replace(
+                found, note=f"recall: fewer than {FEWEST_CONTROLS} control rounds, threshold from all owed rounds without a lie"
+            )
+        return found
 
     def keys(self, estimator: str, feature: str) -> Line:
         """What names a line."""
