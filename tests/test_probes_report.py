@@ -326,6 +326,7 @@ def test_framing_that_reads_the_instruction():
         (0.8, 0.05, "it does as well: it reads entitlement, not lying"),
         (0.6, 0.05, "less well but above chance"),
         (0.5, 0.05, "it is not above chance"),
+        (0.2, 0.05, "it points the other way"),
         (0.65, 0.3, "not told apart"),
         (None, 0.05, "It was not tested under honest"),
     ],

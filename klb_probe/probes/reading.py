@@ -163,6 +163,8 @@ def _lie(line: Any, honest: Any) -> str:
     if _side(honest) == "above":
         much = "as well: it reads" if as_well else "less well but above chance: at least in part it reads"
         return f"{told} it does {much} entitlement, not lying"
+    if _side(honest) == "below":
+        return f"{told} it points the other way: it reads not the entitlement itself, but something that goes with it there too"
     if as_well:
         return f"{told} the interval holds chance and its own AUROC alike, so lying and entitlement are not told apart"
     return f"{told} it is not above chance: entitlement as honest prompts show it is not enough"
