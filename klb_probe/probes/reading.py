@@ -47,6 +47,8 @@ DOES_NOT_SHOW = (
     "that a probe of framings detects deception: its label is the instruction, which stands in the prompt, so following it or "
     "merely reading it is enough",
     "that a probe of lies detects lying: where it does as well under honest prompts, with nobody lying, it reads entitlement",
+    "that a probe of rounds reads the lie: rounds of all conditions are compared, and how often the agent lies goes with the "
+    "condition, which its prompt spells out",
     "a difference between two probes whose intervals overlap: intervals are by resampling groups within the folds drawn once, "
     "each estimator, position and layer by itself, not corrected for how many were tried",
     "which layer holds the information: the nested AUROC pays for the choice of the layer, the best point of a curve does not",
