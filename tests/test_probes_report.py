@@ -292,9 +292,22 @@ def test_above_only_if_the_interval_excludes(question, low):
     assert ("above chance" in line) == (low > 0.5)
     assert ("below chance" in line) == (high < 0.5)
     assert ("bag of words (0.70)" in line) == (low > 0.7)
-    assert ("words alone do so with 0.70" in line) == (0.5 < low <= 0.7)
+    words = "agent's words do so with 0.70" if question == "round_lie" else "words alone do so with 0.70"
+    assert (words in line) == (0.5 < low <= 0.7)
     if low <= 0.5:
         assert "above" not in line
+
+
+@pytest.mark.parametrize(("position", "said"), [("answer", "come later and rule nothing out"), ("claim", "the agent's words")])
+def test_an_agents_words_explain_only_what_is_read_after_them(position, said):
+    probes = probes_of(questions=("round_lie",), positions=(position,), estimators=("logistic",), layers=2)
+    nested = (probes["feature"] == tables.PROBE) & (probes["choice"] == "nested")
+    probes.loc[nested, ["auroc", "auroc_low", "auroc_high"]] = 0.7, 0.6, 0.8
+    probes.loc[probes["feature"] == tables.WORDS, "auroc"] = 0.9
+    (line,) = reading(probes)
+    assert said in line
+    assert "words of the prompt" not in line
+    assert ("shows nothing beyond" in line) == (position == "claim")
 
 
 def test_framing_that_reads_the_instruction():
@@ -313,6 +326,7 @@ def test_framing_that_reads_the_instruction():
         (0.8, 0.05, "it does as well: it reads entitlement, not lying"),
         (0.6, 0.05, "less well but above chance"),
         (0.5, 0.05, "it is not above chance"),
+        (0.2, 0.05, "it points the other way"),
         (0.65, 0.3, "not told apart"),
         (None, 0.05, "It was not tested under honest"),
     ],

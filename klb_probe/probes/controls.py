@@ -4,7 +4,7 @@ name               features                                                     
 random subspace    residuals in a random subspace                                 any directions of the residual would do
 random features    a mean of random vectors, one a token, of the model's width    the tokens alone are enough
 bag of words       TF-IDF of words and word pairs                                 the words alone are enough
-prompt length      the number of tokens                                           the length alone is enough
+prompt length      the number of tokens up to the position                        the length alone is enough
 lens margins       the lens's yes-minus-no margin                                 no training was needed
 """
 

@@ -16,14 +16,14 @@ from klb_probe.probes.data import ProbeData
 from klb_probe.probes.directions import ProbeSet
 from klb_probe.probes.estimators import ESTIMATORS
 from klb_probe.probes.evaluation import CrossFit
-from klb_probe.probes.folds import Split
+from klb_probe.probes.folds import Split, check_groups
 from klb_probe.probes.linear import Estimator
 from klb_probe.probes.linear_probe import LinearProbe
 from klb_probe.probes.measures import measure
 from klb_probe.probes.population import Population
 from klb_probe.probes.questions import family_populations, parse_questions, training_population
 from klb_probe.probes.stage import population_problem, stage_of
-from klb_probe.probes.trial import DRAWS, NESTED, RESIDUAL, Line, Trial, estimator_lines, shared_lines, usual_layer
+from klb_probe.probes.trial import DRAWS, NESTED, RESIDUAL, Line, Trial, estimator_lines, shared_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -132,6 +132,11 @@ def evaluate(
     """
     questions = parse_questions(options.questions)
     estimators = [ESTIMATORS[name] for name in options.estimators]
+    for position in options.positions:  # before anything is computed at the others
+        try:
+            check_groups(data.rows["group"].to_numpy(str)[data.has(position)])
+        except KlbError as error:
+            raise KlbError(f"position {position}: {error}, or leave this position out") from None
     lines: list[Line] = []
     transfers: list[Line] = []
     scores: list[pd.DataFrame] = []
@@ -202,9 +207,10 @@ def _transfers(trial: Trial, estimator: str, train: Population, found: CrossFit)
         yield {
             **{"family": trial.question.family, "train": train.name, "test": test.name, "position": stage.position},
             **{"estimator": estimator, "split": stage.split, "choice": NESTED},
-            **{"layer": usual_layer(found)},
+            **{"layer": None if found.usual is None else int(found.layers[found.usual])},
             **{"auroc": measured.auroc.value[0], "auroc_low": measured.auroc.low[0], "auroc_high": measured.auroc.high[0]},
-            **{"n": measured.n, "n_positive": measured.n_positive, "n_groups": measured.n_groups, "note": measured.note},
+            **{"n": measured.n, "n_positive": measured.n_positive, "n_groups": measured.n_groups},
+            "note": "; ".join(one for one in (measured.note, found.note) if one),
         }
 
 
@@ -228,7 +234,7 @@ def _set(trial: Trial, estimator: str, probes: Sequence[LinearProbe], found: Cro
         estimator=estimator,
         position=trial.stage.position,
         label=trial.question.true,
-        layer=usual_layer(found),
+        layer=int(found.layers[found.usual]),
         n_rows=len(trial.population.rows),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ WORDS, LENGTH = "bag of words", "prompt length"
 LENS_FEATURES = {"margin": "J-Lens margin", "logit": "logit-lens margin"}
 LAYER, NESTED, NONE = "layer", "nested", "none"
 DRAWS = 2000
-FEWEST_CONTROLS = 20  # rounds of the control condition that make a threshold of 1 % false positives worth the name
+FEWEST_CONTROLS = 20  # rounds of the control condition below which all owed rounds without a lie set the threshold of recall
 Line = dict[str, Any]
 
 
@@ -89,8 +89,14 @@ class Trial:
 
     def measured(self, scores: np.ndarray, hard: np.ndarray, fold: np.ndarray) -> Measures:
         """Measures of columns of scores ``[row, column]``."""
-        where = {"judged": self.judged, "controls": self.controls, "draws": DRAWS, "seed": self.seed}
-        return measure(scores, hard, self.labels, self.stage.groups, fold, **where)
+        controls = self.controls
+        where = {"judged": self.judged, "controls": controls, "draws": DRAWS, "seed": self.seed}
+        found = measure(scores, hard, self.labels, self.stage.groups, fold, **where)
+        if controls is None and self.question.family == "rounds" and not found.note:
+            return replace(
+                found, note=f"recall: fewer than {FEWEST_CONTROLS} control rounds, threshold from all owed rounds without a lie"
+            )
+        return found
 
     def keys(self, estimator: str, feature: str) -> Line:
         """What names a line."""
@@ -130,7 +136,7 @@ def shared_lines(trial: Trial) -> Iterator[Line]:
     stage, rows = trial.stage, trial.stage.rows
     scores, hard, fold = bag_of_words_cross_fit(rows["text"].tolist(), trial.population, stage.folds, trial.population.labels)
     yield _single_line(trial, "logistic", WORDS, scores[:, None], hard[:, None], fold)
-    counted = trial.fit(lambda _: lengths(rows["n_tokens"]), [0], one_number)
+    counted = trial.fit(lambda _: _lengths_read(trial), [0], one_number)
     yield _single_line(trial, one_number.name, LENGTH, counted.scores.T, counted.hard.T, counted.fold, counted.note)
     # What the probe is asked decides which way a yes points: toward owed, but for the model's own answer.
     ones = np.ones(len(rows))
@@ -149,12 +155,13 @@ def _layer_lines(trial: Trial, estimator: str, feature: str, found: CrossFit) ->
     """A line a layer, then the nested one."""
     scores = np.vstack([found.scores, found.nested_scores]).T
     measured = trial.measured(scores, np.vstack([found.hard, found.nested_hard]).T, found.fold)
+    chosen = found.usual
     lines = [
         {**trial.keys(estimator, feature), "choice": LAYER, "layer": int(layer), **_numbers(measured, at, found.note)}
         for at, layer in enumerate(found.layers)
     ]
     nested = {
-        **{"choice": NESTED, "layer": usual_layer(found)},
+        **{"choice": NESTED, "layer": None if chosen is None else int(found.layers[chosen])},
         **{"chosen": " ".join(str(found.layers[at]) for at in found.chosen if at >= 0)},
     }
     return [*lines, {**trial.keys(estimator, feature), **nested, **_numbers(measured, len(found.layers), found.note)}]
@@ -199,10 +206,13 @@ def _shuffled_lines(trial: Trial, estimator: Estimator, found: CrossFit, own: li
     kept = ("question", "position", "estimator", "split", "choice", "layer", "chosen", "n", "n_positive", "n_groups")
     for at, line in enumerate(own):
         values = aurocs[:, at]
+        note = f"mean, lowest and highest of {len(runs)} runs"
+        if np.isnan(values).any():
+            note = line["note"] or "not estimable: a run with shuffled labels has no AUROC"
         yield {
             **{name: line[name] for name in kept if name in line},
             **{"feature": SHUFFLED, "auroc": values.mean(), "auroc_low": values.min(), "auroc_high": values.max()},
-            "note": f"mean, lowest and highest of {len(runs)} runs",
+            "note": note,
         }
 
 
@@ -223,10 +233,10 @@ def _setting(found: CrossFit, at: int) -> float:
     return Counter(used[~np.isnan(used)].tolist()).most_common(1)[0][0]
 
 
-def usual_layer(found: CrossFit) -> int | None:
-    """The layer chosen in most folds (of equals, the first fold's); None if no fold was used."""
-    used = found.chosen[found.chosen >= 0].tolist()
-    return int(found.layers[Counter(used).most_common(1)[0][0]]) if used else None
+def _lengths_read(trial: Trial) -> np.ndarray:
+    """Tokens up to the position: of a round's later moments more than its prompt. NaN for rows without it."""
+    sites = trial.stage.data.sites[trial.stage.position]
+    return lengths([np.nan if site is None else len(site.ids) for site in sites])
 
 
 def _random_features(trial: Trial) -> np.ndarray:
