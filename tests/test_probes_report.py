@@ -32,7 +32,7 @@ TRANSFER = {
 
 def probe_row(question, position, estimator, feature, choice, layer, auroc, *, half=0.05, n=224, split="domain", **more):
     row = {"question": question, "position": position, "estimator": estimator, "feature": feature, "split": split}
-    row |= {"choice": choice, "layer": layer, "l2": np.nan, "chosen": "", "note": np.nan}
+    row |= {"choice": choice, "layer": layer, "inverse_l2": np.nan, "chosen": "", "note": np.nan}
     for name, value in zip(SCORES, (auroc, auroc * 0.92, auroc * 0.6, auroc - 0.5), strict=True):
         row |= {name: value, f"{name}_low": value - half, f"{name}_high": min(value + half, 1.0)}
     return row | {"n": n, "n_positive": n // 2, "n_groups": 112, "cosine_jlens": 0.1, "cosine_logit": 0.2} | more
@@ -117,7 +117,7 @@ def test_auroc_by_layer_draws_the_table():
     assert {axis.get_ylabel() for axis in axes} == {"AUROC, held-out rows"}
     assert axes[0].get_title() == "framing, answer\nn = 448 (224 positive), 112 groups"
     legend = legend_of(figure)
-    assert {*ESTIMATORS, *tables.CONTROLS, "shuffled labels (range)"} - {tables.SHUFFLED} == set(legend)
+    assert {*ESTIMATORS, *tables.CONTROLS, "shuffled labels (range)"} - {tables.SHUFFLED, tables.CONDITION} == set(legend)
     assert len(legend) == len(set(legend))
     lines = {line.get_label(): line for line in axes[2].lines}
     for name in ESTIMATORS:

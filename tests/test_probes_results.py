@@ -251,3 +251,26 @@ def test_width_of_saved_directions():
     results = run(planted(), "lie")
     assert all(one.direction.shape == (WIDTH,) for one in results.directions)
     assert [one.layer for one in results.directions] == list(range(LAYERS))
+
+
+def test_a_probe_that_reads_the_condition_stands_beside_the_condition():
+    def noted(one, layer):
+        return 5.0 * unit(4) * (one.get("condition") == "emergent") * (layer == 1)
+
+    results = run(planted(noted, rounds=6), "round_lie", "lie")
+    condition = line(results, "condition", "none", question="round_lie")
+    assert condition["auroc"] > 0.8
+    assert line(results, question="round_lie")["auroc_low"] < condition["auroc"] + 0.05
+    assert not (results.probes.loc[results.probes["question"] == "lie", "feature"] == "condition").any()
+
+
+def test_a_question_of_one_domain_leaves_out_pairs_while_others_leave_out_domains():
+    data = planted(entitlement_at_2, rounds=2, pairs=12)
+    one = data.rows["domain"] == "d0"
+    kept = (data.rows["kind"] == "round") | one
+    sites = [site for site, keep in zip(data.sites["answer"], kept, strict=True) if keep]
+    part = type(data)(data.rows[kept].reset_index(drop=True), {"answer": sites}, data.store)
+    results = run(part, "lie", "round_lie")
+    assert line(results, question="lie")["split"] == "pair"
+    assert line(results, question="lie")["auroc_low"] > 0.7
+    assert line(results, question="round_lie")["split"] == "domain"

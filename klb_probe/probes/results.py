@@ -22,7 +22,7 @@ from klb_probe.probes.linear_probe import LinearProbe
 from klb_probe.probes.measures import measure
 from klb_probe.probes.population import Population
 from klb_probe.probes.questions import family_populations, parse_questions, training_population
-from klb_probe.probes.stage import population_problem, stage_of
+from klb_probe.probes.stage import population_problem, stage_for, stage_of
 from klb_probe.probes.trial import DRAWS, NESTED, RESIDUAL, Line, Trial, estimator_lines, shared_lines
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _MEASURES = [
 ]
 PROBE_COLUMNS = [
     *("question", "position", "estimator", "feature", "split", "choice", "layer", *_MEASURES),
-    *("cosine_jlens", "cosine_logit", "l2", "n", "n_positive", "n_groups", "chosen", "note"),
+    *("cosine_jlens", "cosine_logit", "inverse_l2", "n", "n_positive", "n_groups", "chosen", "note"),
 ]
 TRANSFER_COLUMNS = [
     *("family", "train", "test", "position", "estimator", "split", "choice", "layer"),
@@ -149,7 +149,7 @@ def evaluate(
             stage = stage_of(data, position, lenses, options.split, options.seed)
             for question in questions:
                 population = stage.narrowed(training_population(question, stage.rows))
-                trial = Trial(question, stage, population, options.shuffles, options.seed)
+                trial = Trial(question, stage_for(stage, population, options.seed), population, options.shuffles, options.seed)
                 if problem := population_problem(population, stage.groups):
                     lines += [_empty(trial, name, problem) for name in options.estimators]
                     bar.update(len(estimators) + 1)
@@ -189,8 +189,9 @@ def _others(trial: Trial, estimator: Estimator, done: Set[str]) -> Iterator[Line
         other = trial.stage.narrowed(other)
         if other.name in done or population_problem(other, trial.stage.groups):
             continue
-        there = Trial(trial.question, trial.stage, other, trial.shuffles, trial.seed)
-        found = there.fit(trial.stage.residuals, trial.stage.layers, estimator)
+        stage = stage_for(trial.stage, other, trial.seed)
+        there = Trial(trial.question, stage, other, trial.shuffles, trial.seed)
+        found = there.fit(stage.residuals, stage.layers, estimator)
         yield from _transfers(there, estimator.name, other, found)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from klb_probe.probes.controls import (
     SUBSPACE,
     bag_of_words_cross_fit,
+    conditions,
     lengths,
     one_number,
     random_features,
@@ -23,13 +24,14 @@ from klb_probe.probes.folds import shuffled_within_groups
 from klb_probe.probes.lens_cosines import lens_cosines
 from klb_probe.probes.linear import Estimator
 from klb_probe.probes.linear_probe import LinearProbe
+from klb_probe.probes.mass_mean import MeanDifference
 from klb_probe.probes.measures import Measures, measure, selectivity
 from klb_probe.probes.population import Population
 from klb_probe.probes.questions import Question
 from klb_probe.probes.stage import Stage
 
 RESIDUAL, SHUFFLED, SUBSPACE_FEATURE, RANDOM = "residual", "shuffled labels", "random subspace", "random features"
-WORDS, LENGTH = "bag of words", "prompt length"
+WORDS, LENGTH, CONDITION = "bag of words", "prompt length", "condition"
 LENS_FEATURES = {"margin": "J-Lens margin", "logit": "logit-lens margin"}
 LAYER, NESTED, NONE = "layer", "nested", "none"
 DRAWS = 2000
@@ -121,7 +123,7 @@ def estimator_lines(trial: Trial, estimator: Estimator) -> tuple[list[Line], Cro
         line |= {"cosine_jlens": cosines.get("margin", np.full(len(directions), np.nan))[at]}
         line |= {"cosine_logit": cosines["logit"][at]}
         if len(estimator.settings) > 1:
-            line["l2"] = _setting(found, at)
+            line["inverse_l2"] = _setting(found, at)
     lines = [*own, *_shuffled_lines(trial, estimator, found, own)]
     projection = random_subspace(stage.data.d_model, SUBSPACE, trial.seed)
     inside = trial.fit(lambda layer: stage.residuals(layer) @ projection, stage.layers, estimator)
@@ -132,12 +134,16 @@ def estimator_lines(trial: Trial, estimator: Estimator) -> tuple[list[Line], Cro
 
 
 def shared_lines(trial: Trial) -> Iterator[Line]:
-    """Controls that do not depend on the estimator: words, length, lens margins."""
+    """Controls that do not depend on the estimator: words, length, lens margins; of rounds, the condition."""
     stage, rows = trial.stage, trial.stage.rows
     scores, hard, fold = bag_of_words_cross_fit(rows["text"].tolist(), trial.population, stage.folds, trial.population.labels)
     yield _single_line(trial, "logistic", WORDS, scores[:, None], hard[:, None], fold)
     counted = trial.fit(lambda _: _lengths_read(trial), [0], one_number)
     yield _single_line(trial, one_number.name, LENGTH, counted.scores.T, counted.hard.T, counted.fold, counted.note)
+    if trial.question.family == "rounds":
+        mean_difference = MeanDifference()
+        noted = trial.fit(lambda _: conditions(rows["condition"]), [0], mean_difference)
+        yield _single_line(trial, mean_difference.name, CONDITION, noted.scores.T, noted.hard.T, noted.fold, noted.note)
     # What the probe is asked decides which way a yes points: toward owed, but for the model's own answer.
     ones = np.ones(len(rows))
     sign = ones if trial.question.family == "answer" else toward_owed(ones, rows["question"])
