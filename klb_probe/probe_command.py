@@ -160,6 +160,6 @@ def print_results(console: Any, results: ProbeResults, folder: Path) -> None:
 
     console.print(table(results.probes))
     console.print(transfer_table(results.transfer))
-    for line in (*reading(results.probes, results.transfer), *DOES_NOT_SHOW):
+    for line in (*reading(results.probes, results.transfer), "Does not show:", *(f"- {line}" for line in DOES_NOT_SHOW)):
         console.print(line)
     console.print(f"Files in {folder}: {', '.join(PROBE_FILES)}", soft_wrap=True)

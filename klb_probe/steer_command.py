@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from klb_probe.cases.scenarios import Scenario
     from klb_probe.probes.steering import Intervention
 
-STEER_EXAMPLE = "Example: klb-probe steer --probe outputs/probe/directions.safetensors --question lie --domains airline,deposit"
+STEER_EXAMPLE = "Example: klb-probe steer --probe outputs/probe/directions.safetensors --question lie --estimator logistic"
 STEER_FILES = ("steering.csv", "steering_prompts.csv", "steering.png", "generations.jsonl", "run.json")
 _GENERATED_PAIRS = 4
 _WIDTH = 140  # of the table: a narrower terminal breaks its lines, and hides no number
@@ -36,6 +36,10 @@ def steer(
     scales: Annotated[
         str, typer.Option(help="Doses of add, in mean residual norms of the layer; each with both signs.")
     ] = "0.1,0.2,0.4",
+    at: Annotated[
+        str,
+        typer.Option(help="Where: answer (the last prompt token; with --generate the reply too) or all (every token; slow)."),
+    ] = "answer",
     random: Annotated[int, typer.Option(help="Random directions to compare with.", min=1)] = 16,
     framings: Annotated[
         str, typer.Option(help="Framings, with commas: honest, deny, incentive, neutral, secret.")
@@ -52,7 +56,10 @@ def steer(
     contrast: Contrast = "Yes/No",
     out: Annotated[Path | None, typer.Option(help="Output folder (default: outputs/steer-<model>-<time>).")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
-    batch: Annotated[int, typer.Option(help="Prompts in one forward pass; lower it when memory is short.", min=1)] = 8,
+    batch: Annotated[
+        int,
+        typer.Option(help="Changes (--at all: prompts) in one forward pass; lower it when memory is short.", min=1),
+    ] = 32,
     seed: Annotated[int, typer.Option(help="Seed of random directions, bootstrap and choice of pairs.")] = 0,
     device: Device = "auto",
     dtype: Dtype = "auto",
@@ -61,14 +68,16 @@ def steer(
 ) -> None:
     """Add a saved direction to the residual of one layer, or ablate it, and compare with random directions.
 
-    Reads the model's own yes-minus-no margin on eligibility scenarios in both wordings of the question, anew for every
-    direction and dose: on a CPU, name a few domains first. Writes steering.csv, steering_prompts.csv (a line a prompt and
-    intervention), steering.png, generations.jsonl (with --generate) and run.json.
+    Reads the model's own yes-minus-no margin on eligibility scenarios in both wordings of the question, for every direction
+    and dose. By default only the last prompt token is changed, where probes of the position answer read: about ten minutes
+    of CPU time with the default model. With --at all every token is changed, and every direction and dose reads all prompts
+    anew: hours, so name a few domains. Writes steering.csv, steering_prompts.csv (a line a prompt and intervention),
+    steering.png, generations.jsonl (with --generate) and run.json.
     """
     from klb_probe.outputs import check_folder, clear, default_folder, plain_argument
 
     started, arguments = time.time(), {k: plain_argument(v) for k, v in locals().items() if k in steer.__annotations__}
-    modes, doses = _modes(mode), _scales(scales)
+    modes, doses, at = _modes(mode), _scales(scales), _at(at)
     folder = out or default_folder("steer", model)
     check_folder(folder, overwrite=overwrite, resume=False)
 
@@ -105,16 +114,17 @@ def steer(
     named = f"{chosen.question} ({chosen.estimator}, {chosen.position}), layer {chosen.layer}"
     console.print(f"model      {loaded.name}, {loaded.n_layers} layers, {str(loaded.dtype)[6:]} on {loaded.device}")
     console.print(f"direction  {named}; a dose of 1 is a norm of {float(chosen.norm):.3g}")
+    console.print(f"changed    {_where(at, chosen.position, generate)}")
     console.print(f"contrast   {tokens}")
     console.print(f"reading    {len(ids)} prompts without and under {len(planned)} interventions ({random} random directions)")
     if overwrite:
         clear(folder, STEER_FILES)
-    with tqdm(total=len(ids) * (1 + len(planned)), desc="steering", unit="prompt", disable=None) as bar:
-        effects = steering_effects(loaded, tokens, ids, chosen.layer, planned, batch_size=batch, on_batch=bar.update)
+    with tqdm(total=len(ids) * (1 + len(planned)), desc="steering", unit="margin", disable=None) as bar:
+        effects = steering_effects(loaded, tokens, ids, chosen.layer, planned, at=at, batch_size=batch, on_batch=bar.update)
     effects = labels.merge(effects, on="prompt", validate="one_to_many")
     summary = report.steering_summary(effects, seed=seed)
 
-    replies = _replies(loaded, ids, labels, chosen.layer, planned, generate, seed) if generate else None
+    replies = _replies(loaded, ids, labels, chosen.layer, planned, at, generate, seed) if generate else None
     record = {
         "command": "steer",
         "arguments": arguments,
@@ -133,13 +143,13 @@ def steer(
         "versions": versions(),
         "seconds": round(time.time() - started, 1),
     }
-    _write(folder, summary, effects, replies, f"{loaded.name}: {named}", record)
+    _write(folder, summary, effects, replies, f"{loaded.name}: {named}", at, record)
     console.print()
     console.print(report.table(summary))
-    console.print(report.what_it_shows(summary))
+    console.print(report.what_it_shows(summary, at))
     if replies is not None:
         console.print(_begin_table(replies))
-    console.print(report.DOES_NOT_SHOW)
+    console.print(report.does_not_show(at))
     written = [name for name in STEER_FILES if (folder / name).exists()]
     console.print(f"Files in {folder}: {', '.join(written)}", soft_wrap=True)
 
@@ -150,6 +160,7 @@ def _write(
     effects: pd.DataFrame,
     replies: pd.DataFrame | None,
     title: str,
+    at: str,
     record: dict[str, Any],
 ) -> None:
     from klb_probe.files import replacing, write_json
@@ -159,7 +170,7 @@ def _write(
         with replacing(folder / name) as path:
             table.to_csv(path, index=False, float_format="%.6g")
     with replacing(folder / "steering.png") as path:
-        dose_response(summary, title).savefig(path, dpi=130)
+        dose_response(summary, title, at).savefig(path, dpi=130)
     if replies is not None:
         with replacing(folder / "generations.jsonl") as path:
             replies.to_json(path, orient="records", lines=True, force_ascii=False)
@@ -175,6 +186,23 @@ def _modes(text: str) -> list[str]:
     if unknown := [name for name in modes if name not in ("add", "ablate")]:
         raise KlbError(f"unknown --mode {', '.join(unknown)}; add, ablate, or both with a comma")
     return modes
+
+
+def _at(text: str) -> str:
+    from klb_probe.probes.steering_passes import PLACES
+
+    if text not in PLACES:
+        raise KlbError(f"unknown --at {text}; {' or '.join(PLACES)}")
+    return text
+
+
+def _where(at: str, position: str, generate: int) -> str:
+    from klb_probe.probes.steering_passes import AT_ANSWER, PLACES
+
+    if at != AT_ANSWER:
+        return PLACES[at]
+    elsewhere = "" if position == "answer" else f" (the probe was trained elsewhere: {position})"
+    return f"{PLACES[at]}{elsewhere}{'; in replies every token of the reply too' if generate else ''}"
 
 
 def _scales(text: str) -> list[float]:
@@ -212,6 +240,7 @@ def _replies(
     labels: pd.DataFrame,
     layer: int,
     planned: Sequence[Intervention],
+    at: str,
     n_tokens: int,
     seed: int,
 ) -> pd.DataFrame:
@@ -226,7 +255,7 @@ def _replies(
     asked = labels[labels["pair"].isin(some) & (labels["question"] == "plain")]
     shown = [one for one in planned if one.direction in (PROBE, "random 1")]
     with tqdm(total=len(asked) * (1 + len(shown)), desc="replies", unit="reply", disable=None) as bar:
-        replies = steered_replies(model, [ids[i] for i in asked["prompt"]], layer, shown, n_tokens, on_reply=bar.update)
+        replies = steered_replies(model, [ids[i] for i in asked["prompt"]], layer, shown, n_tokens, at=at, on_reply=bar.update)
     replies["prompt"] = asked["prompt"].to_numpy()[replies["prompt"]]
     return asked.merge(replies, on="prompt", validate="one_to_many")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from klb_probe.errors import KlbError
 from klb_probe.metrics.clusters import Clusters
+from klb_probe.probes.contrast_pairs import Lat
 from klb_probe.probes.evaluation import cross_fit
 from klb_probe.probes.folds import Fold, domain_folds, group_folds, shuffled_within_groups
 from klb_probe.probes.linear import LinearFit
@@ -218,6 +219,14 @@ def test_folds_that_cannot_be_learned_from_are_noted_and_leave_no_scores():
     assert "fold 0 not used: no inner split has both labels" in data.fit(labels=one).note
     like = data.fit(labels=one, like=found)
     assert like.note == "fold 1 not used: not used with true labels; fold 2 not used: its training rows lack a label"
+
+
+def test_one_contrast_pair_is_too_few_and_stops_nothing():
+    data = Data()
+    data.population = replace(data.population, contrast=np.where(data.population.contrast == 7, 7, -1))
+    found = data.fit(Lat())
+    assert found.note.count("fewer than 2 contrast pairs") == 5
+    assert (found.chosen < 0).all()
 
 
 def test_rows_without_features():

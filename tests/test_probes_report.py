@@ -32,7 +32,7 @@ TRANSFER = {
 
 def probe_row(question, position, estimator, feature, choice, layer, auroc, *, half=0.05, n=224, split="domain", **more):
     row = {"question": question, "position": position, "estimator": estimator, "feature": feature, "split": split}
-    row |= {"choice": choice, "layer": layer, "l2": np.nan, "chosen": "", "note": np.nan}
+    row |= {"choice": choice, "layer": layer, "inverse_l2": np.nan, "chosen": "", "note": np.nan}
     for name, value in zip(SCORES, (auroc, auroc * 0.92, auroc * 0.6, auroc - 0.5), strict=True):
         row |= {name: value, f"{name}_low": value - half, f"{name}_high": min(value + half, 1.0)}
     return row | {"n": n, "n_positive": n // 2, "n_groups": 112, "cosine_jlens": 0.1, "cosine_logit": 0.2} | more
@@ -117,7 +117,7 @@ def test_auroc_by_layer_draws_the_table():
     assert {axis.get_ylabel() for axis in axes} == {"AUROC, held-out rows"}
     assert axes[0].get_title() == "framing, answer\nn = 448 (224 positive), 112 groups"
     legend = legend_of(figure)
-    assert {*ESTIMATORS, *tables.CONTROLS, "shuffled labels (range)"} - {tables.SHUFFLED} == set(legend)
+    assert {*ESTIMATORS, *tables.CONTROLS, "shuffled labels (range)"} - {tables.SHUFFLED, tables.CONDITION} == set(legend)
     assert len(legend) == len(set(legend))
     lines = {line.get_label(): line for line in axes[2].lines}
     for name in ESTIMATORS:
@@ -292,9 +292,22 @@ def test_above_only_if_the_interval_excludes(question, low):
     assert ("above chance" in line) == (low > 0.5)
     assert ("below chance" in line) == (high < 0.5)
     assert ("bag of words (0.70)" in line) == (low > 0.7)
-    assert ("words alone do so with 0.70" in line) == (0.5 < low <= 0.7)
+    words = "agent's words do so with 0.70" if question == "round_lie" else "words alone do so with 0.70"
+    assert (words in line) == (0.5 < low <= 0.7)
     if low <= 0.5:
         assert "above" not in line
+
+
+@pytest.mark.parametrize(("position", "said"), [("answer", "come later and rule nothing out"), ("claim", "the agent's words")])
+def test_an_agents_words_explain_only_what_is_read_after_them(position, said):
+    probes = probes_of(questions=("round_lie",), positions=(position,), estimators=("logistic",), layers=2)
+    nested = (probes["feature"] == tables.PROBE) & (probes["choice"] == "nested")
+    probes.loc[nested, ["auroc", "auroc_low", "auroc_high"]] = 0.7, 0.6, 0.8
+    probes.loc[probes["feature"] == tables.WORDS, "auroc"] = 0.9
+    (line,) = reading(probes)
+    assert said in line
+    assert "words of the prompt" not in line
+    assert ("shows nothing beyond" in line) == (position == "claim")
 
 
 def test_framing_that_reads_the_instruction():
@@ -313,6 +326,7 @@ def test_framing_that_reads_the_instruction():
         (0.8, 0.05, "it does as well: it reads entitlement, not lying"),
         (0.6, 0.05, "less well but above chance"),
         (0.5, 0.05, "it is not above chance"),
+        (0.2, 0.05, "it points the other way"),
         (0.65, 0.3, "not told apart"),
         (None, 0.05, "It was not tested under honest"),
     ],

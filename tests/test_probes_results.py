@@ -10,6 +10,7 @@ from planted_probe_data import LAYERS, WIDTH, logit_lens, planted, unit
 from klb_probe.errors import KlbError
 from klb_probe.probes.questions import QUESTIONS, family_populations, parse_questions, training_population
 from klb_probe.probes.results import PROBE_COLUMNS, ProbeOptions, evaluate
+from klb_probe.probes.site import Site
 from klb_probe.probes.trial import LENGTH, RANDOM, RESIDUAL, SHUFFLED, SUBSPACE_FEATURE, WORDS
 
 
@@ -131,6 +132,57 @@ def test_round_lie_learns_from_rounds_and_scenario_probes_are_tested_on_them():
     assert scores["label"].sum() == data.rows["lied"].sum()
 
 
+def test_the_length_control_counts_all_tokens_up_to_the_position():
+    data = planted(rounds=4)
+    for number, row in enumerate(data.rows.itertuples()):
+        if row.kind == "round":  # a liar talks longer before the moment; the prompts are of one length
+            site = Site((number,) * (30 if row.lied else 10), (9,))
+            data.store.values[site.key] = data.store.values[data.sites["answer"][number].key]
+            data.sites["answer"][number] = site
+    results = run(data, "round_lie")
+    assert set(data.rows.loc[data.rows["kind"] == "round", "n_tokens"]) == {20}
+    assert line(results, LENGTH, "none")["auroc"] == 1.0
+
+
+def test_the_layer_is_the_same_in_every_table_and_in_the_saved_set():
+    ties = 0
+    for seed in (6, 24, 27):  # folds choose layers as often as others
+        results = run(planted(seed=seed), "entitlement")
+        found = line(results)
+        ties += found["chosen"].split().count(str(found["layer"])) == 2
+        assert transfer(results, *["honest: owed or not"] * 2)["layer"] == found["layer"] == results.sets[0].layer
+    assert ties
+
+
+def test_what_shuffled_labels_do_not_give_has_the_reason():
+    data = planted(rounds=4)
+    lied = data.rows["lied"].fillna(False).astype(bool)
+    first = data.rows[lied].groupby("domain").head(1).index
+    data.rows.loc[lied & ~data.rows.index.isin(first), "lied"] = False
+    results = run(data, "round_lie", "lie")
+    for feature in (RESIDUAL, SHUFFLED):
+        found = line(results, feature, question="round_lie")
+        assert np.isnan(found["auroc"])
+        assert found["note"].startswith("not estimable (n=4)")
+
+
+@pytest.mark.parametrize(("pairs", "said"), [(4, True), (6, False)])
+def test_a_threshold_that_is_not_of_control_rounds_is_said(pairs, said):
+    data = planted(pairs=pairs, rounds=2)
+    assert ((data.rows["condition"] == "control").sum() < 20) == said
+    found = line(run(data, "round_lie"))
+    assert found["recall_1_percent"] >= 0
+    assert ("fewer than 20 control rounds" in found["note"]) == said
+
+
+def test_a_transfer_names_the_folds_that_were_not_used():
+    data = planted(entitlement_at_2, rounds=4)
+    data.rows["entitled"] |= data.rows["domain"].ne("d0") & data.rows["framing"].eq("deny").fillna(False)
+    found = transfer(run(data, "lie", "entitlement"), "deny: owed or not", "honest: owed or not")
+    assert found["n"] == 36
+    assert found["note"] == "fold d0 not used: its training rows lack a label"
+
+
 def test_same_seed_same_numbers_other_seed_other_shuffles():
     first, again, other = (run(planted(entitlement_at_2), "lie", seed=seed) for seed in (3, 3, 4))
     pd.testing.assert_frame_equal(first.probes, again.probes)
@@ -142,6 +194,11 @@ def test_same_seed_same_numbers_other_seed_other_shuffles():
 def test_too_few_groups_and_copied_residuals_are_refused():
     with pytest.raises(KlbError, match="8 groups; a probe needs at least 10"):
         run(planted(pairs=2), "lie")
+    data = planted()
+    data.sites["claim"] = [site if number < 30 else None for number, site in enumerate(data.sites["answer"])]
+    data.store.load = None  # nothing is read in vain
+    with pytest.raises(KlbError, match="position claim: 5 groups; a probe needs at least 10"):
+        run(data, "lie", positions=("answer", "claim"))
     data = planted()
     data.store.values[data.sites["answer"][30].key] = data.store.values[data.sites["answer"][0].key]
     with pytest.raises(KlbError, match="identical|same|duplicate"):
@@ -194,3 +251,26 @@ def test_width_of_saved_directions():
     results = run(planted(), "lie")
     assert all(one.direction.shape == (WIDTH,) for one in results.directions)
     assert [one.layer for one in results.directions] == list(range(LAYERS))
+
+
+def test_a_probe_that_reads_the_condition_stands_beside_the_condition():
+    def noted(one, layer):
+        return 5.0 * unit(4) * (one.get("condition") == "emergent") * (layer == 1)
+
+    results = run(planted(noted, rounds=6), "round_lie", "lie")
+    condition = line(results, "condition", "none", question="round_lie")
+    assert condition["auroc"] > 0.8
+    assert line(results, question="round_lie")["auroc_low"] < condition["auroc"] + 0.05
+    assert not (results.probes.loc[results.probes["question"] == "lie", "feature"] == "condition").any()
+
+
+def test_a_question_of_one_domain_leaves_out_pairs_while_others_leave_out_domains():
+    data = planted(entitlement_at_2, rounds=2, pairs=12)
+    one = data.rows["domain"] == "d0"
+    kept = (data.rows["kind"] == "round") | one
+    sites = [site for site, keep in zip(data.sites["answer"], kept, strict=True) if keep]
+    part = type(data)(data.rows[kept].reset_index(drop=True), {"answer": sites}, data.store)
+    results = run(part, "lie", "round_lie")
+    assert line(results, question="lie")["split"] == "pair"
+    assert line(results, question="lie")["auroc_low"] > 0.7
+    assert line(results, question="round_lie")["split"] == "domain"

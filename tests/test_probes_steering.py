@@ -22,6 +22,7 @@ from klb_probe.probes.steering import (
     steering_effects,
 )
 from klb_probe.probes.steering_figure import dose_response
+from klb_probe.probes.steering_passes import AT_ALL
 from klb_probe.probes.steering_summary import ALL, NONE, OTHER, OWED, RAW, SIGN, steering_summary, table, what_it_shows
 
 LAST = LAYERS - 1
@@ -143,7 +144,7 @@ def test_shared_prefixes_and_batches_give_the_margins_of_one_prompt_at_a_time(mo
     mean = torch.linspace(-1, 1, WIDTH)
     planned = interventions({PROBE: unit()}, mean, 2.0, modes=["add", "ablate"], scales=[0.5])
     assert len(planned) == 3
-    effects = steering_effects(model, contrast, prompts, layer, planned, batch_size=4)
+    effects = steering_effects(model, contrast, prompts, layer, planned, at=AT_ALL, batch_size=4)
     assert len(effects) == 3 * len(prompts)
     for number, one in enumerate(planned):
         rows = effects[number * len(prompts) : (number + 1) * len(prompts)]
@@ -159,7 +160,7 @@ def test_dose_0_changes_nothing_and_a_larger_dose_along_the_lens_direction_raise
     along = readout.directions[0] - readout.directions[1]
     planned = interventions({PROBE: along}, torch.zeros(WIDTH), 4.0, modes=["add"], scales=[0, 0.1, 0.2])
     assert [one.dose for one in planned] == [-0.2, -0.1, 0, 0.1, 0.2]
-    effects = steering_effects(llama, contrast, prompts, LAST, planned)
+    effects = steering_effects(llama, contrast, prompts, LAST, planned, at=AT_ALL)
     none = effects[effects["dose"] == 0]
     assert (none["margin"] == none["baseline"]).all()
     by_dose = effects.pivot(index="prompt", columns="dose", values="margin").to_numpy()
@@ -169,7 +170,7 @@ def test_dose_0_changes_nothing_and_a_larger_dose_along_the_lens_direction_raise
 def test_the_likeliest_token_is_counted_when_it_is_neither(llama, contrast, prompts):
     readout = llama.token_readout(contrast.token_ids)
     planned = interventions({PROBE: readout.directions[0]}, torch.zeros(WIDTH), 1e4, modes=["add"], scales=[1])
-    effects = steering_effects(llama, contrast, prompts, LAST, planned)
+    effects = steering_effects(llama, contrast, prompts, LAST, planned, at=AT_ALL)
     with torch.no_grad():
         top = [int(llama.model(torch.tensor([ids])).logits[0, -1].argmax()) for ids in prompts]
     before = effects[effects["dose"] == 1]["baseline_other"].tolist()
@@ -180,7 +181,7 @@ def test_the_likeliest_token_is_counted_when_it_is_neither(llama, contrast, prom
 def test_a_margin_that_is_no_number_is_an_error_that_names_the_intervention(llama, contrast, prompts):
     planned = interventions({PROBE: unit()}, torch.zeros(WIDTH), float("inf"), modes=["add"], scales=[1])
     with pytest.raises(KlbError, match=r"probe, add -1: margins are not finite.*--scales"):
-        steering_effects(llama, contrast, prompts, 1, planned)
+        steering_effects(llama, contrast, prompts, 1, planned, at=AT_ALL)
     assert n_hooks(llama) == 0
 
 
@@ -303,7 +304,7 @@ def test_a_planted_causal_direction_beats_every_random_one(llama, contrast, prom
     residuals = llama.residuals(prompts, [LAST], [-1])[0, :, 0]
     norm = float(residuals.norm(dim=-1).mean())
     planned = interventions(vectors, residuals.mean(0), norm, modes=["add"], scales=[0.2])
-    effects = labelled(steering_effects(llama, contrast, prompts, LAST, planned), questions=("plain", "plain"))
+    effects = labelled(steering_effects(llama, contrast, prompts, LAST, planned, at=AT_ALL), questions=("plain", "plain"))
     summary = steering_summary(effects)
     for dose in (-0.2, 0.2):
         line = one(summary, framing=ALL, direction=PROBE, dose=dose, statistic=RAW)
@@ -313,11 +314,11 @@ def test_a_planted_causal_direction_beats_every_random_one(llama, contrast, prom
 
 def test_the_figure_and_the_words_hold_the_numbers_of_the_summary():
     summary = steering_summary(made_up())
-    figure = dose_response(summary, "m")
+    figure = dose_response(summary, "m", AT_ALL)
     assert len(figure.axes) == 6
     probe = next(line for line in figure.axes[0].get_lines() if str(line.get_label()).startswith("probe"))
     np.testing.assert_allclose(probe.get_ydata(), [-2, 2])
-    words = what_it_shows(summary)
+    words = what_it_shows(summary, AT_ALL)
     assert "honest, in 2 of 2 changes" in words
     assert "smallest possible p: 0.10" in words
     assert table(summary).row_count == 2 * 3
@@ -325,7 +326,7 @@ def test_the_figure_and_the_words_hold_the_numbers_of_the_summary():
 
 def test_replies_are_those_of_the_changed_model(llama, prompts):
     planned = interventions({PROBE: unit()}, torch.zeros(WIDTH), 50.0, modes=["add"], scales=[1])
-    replies = steered_replies(llama, prompts[:2], 1, planned, 4)
+    replies = steered_replies(llama, prompts[:2], 1, planned, 4, at=AT_ALL)
     assert replies["direction"].tolist() == ["none"] * 2 + [PROBE] * 4
     for number, row in enumerate(replies.itertuples()):
         ids = list(prompts[row.prompt])

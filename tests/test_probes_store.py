@@ -225,3 +225,19 @@ def test_what_is_absent_is_said(model, tmp_path):
     with pytest.raises(KlbError, match="tiny-llama has layers 0-3, not 4"):
         store.load([site], 4)
     assert store.load([], 0).shape == (0, WIDTH)
+
+
+def test_a_model_with_the_same_weights_and_another_config_has_a_store_of_its_own(tmp_path):
+    import copy
+
+    from tiny import default_tokenizer, tiny_hf_model
+
+    from klb_probe.models.load import from_model
+
+    one = tiny_hf_model("llama")
+    other = copy.deepcopy(one)
+    other.config.rms_norm_eps = 1e-3
+    models = [from_model(model, default_tokenizer(), name="tiny") for model in (one, other)]
+    assert models[0].fingerprint == models[1].fingerprint
+    first, second = (ResidualStore.open(tmp_path, model) for model in models)
+    assert first.folder != second.folder

@@ -161,7 +161,23 @@ def test_the_record_and_the_figure(run, probe_file):
     assert (record["probe"]["question"], record["probe"]["layer"], record["probe"]["norm"]) == ("behaviour", LAST, 4.0)
     assert record["counts"] == {"prompts": 32, "pairs": 4, "interventions": (1 + N_RANDOM) * 3}
     assert record["arguments"]["random"] == N_RANDOM
+    assert record["arguments"]["at"] == "answer"
     assert (run / "steering.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_token_instead_of_the_last(command, tmp_path, capsys):
+    short = (*command, "--mode", "add", "--scales", "0.4", "--random", 1, "--framings", "deny", "--layer", 1)
+    tables = {}
+    for at, words in (("answer", "at the last prompt token"), ("all", "at every token")):
+        assert klb(*short, "--at", at, "--out", tmp_path / at) == 0
+        printed = " ".join(capsys.readouterr().out.split())
+        assert f"changed {words}" in printed
+        assert f"norms of the layer, {words};" in printed
+        assert ("Only the last prompt token" in printed) == (at == "answer")
+        assert json.loads((tmp_path / at / "run.json").read_text())["arguments"]["at"] == at
+        tables[at] = pd.read_csv(tmp_path / at / "steering_prompts.csv")
+    np.testing.assert_allclose(tables["answer"]["baseline"], tables["all"]["baseline"], atol=1e-4)
+    assert (tables["answer"]["margin"] - tables["all"]["margin"]).abs().max() > 1e-2
 
 
 def test_one_mode_another_layer_and_what_is_printed(command, tmp_path, capsys):
@@ -196,6 +212,7 @@ def test_one_mode_another_layer_and_what_is_printed(command, tmp_path, capsys):
         (["--mode", "subtract"], ["unknown --mode subtract"]),
         (["--scales", "0.1,big"], ["--scales", "0.1,big"]),
         (["--scales", "0"], ["--scales wants positive numbers"]),
+        (["--at", "first"], ["unknown --at first", "answer or all"]),
         (["--framings", "all"], ["unknown framing all"]),
         (["--domains", "airlines"], ["unknown domain airlines"]),
         (["--contrast", "Yes"], ["YES/NO pairs"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,8 @@ from klb_probe.models.residual_model import Capture
 # Largest accepted difference between decoding the last block and the model's own logits, relative to the largest logit.
 # The closed form is float32 whatever the model is.
 SELF_CHECK_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+# Of a config: where it came from, and what the weights and the call say anyway.
+_NOT_DECIDING = ("_name_or_path", "transformers_version", "dtype", "architectures", "use_cache", "return_dict")
 _SELF_CHECK_TEXT = "The customer asked whether the refund was due, and the agent looked it up."
 
 
@@ -43,6 +46,7 @@ class HuggingFaceModel:
         self.chat = probe_chat_format(tokenizer)
         self.n_layers = len(self.layout.blocks)
         self.fingerprint = self._fingerprint()
+        self.settings = self._settings()
         self.vocab_size, self.d_model = self.layout.unembed.weight.shape
         self.stop_ids = self._stop_ids()
         self.context_length: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
@@ -67,6 +71,12 @@ class HuggingFaceModel:
             digest.update(f"{name}{tuple(tensor.shape)}".encode())
             digest.update(sample.view(torch.int16).numpy().tobytes())
         return digest.hexdigest()
+
+    def _settings(self) -> str:
+        """A hash of what decides residuals beside the weights: the text model's config and the hook map."""
+        config = {k: v for k, v in self.model.config.get_text_config().to_dict().items() if k not in _NOT_DECIDING}
+        said = json.dumps([config, self.layout.map.model_dump(mode="json")], sort_keys=True, default=str)
+        return hashlib.sha256(said.encode()).hexdigest()
 
     def residuals(
         self, ids: Sequence[Sequence[int]], layers: Sequence[int], positions: Sequence[int], padding: str = "right"
@@ -255,6 +265,7 @@ class HuggingFaceModel:
                 max_new_tokens=max_new_tokens,
                 min_new_tokens=None if stop else max_new_tokens,
                 pad_token_id=self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0,
+                use_cache=True,  # each token is read once, as it comes, whatever the model's configuration says
                 **(sampling or {"do_sample": False}),
             )
         return output[:, prompt.shape[1] :].tolist()

@@ -35,9 +35,9 @@ class KeyValues:
         """Positions kept."""
         return self.layers[0][0].shape[-2]
 
-    def cache(self, length: int) -> DynamicCache:
-        """A cache of its own that holds the first ``length`` positions."""
-        return _filled([(keys[..., :length, :], values[..., :length, :]) for keys, values in self.layers])
+    def cache(self, length: int, rows: int = 1) -> DynamicCache:
+        """A cache of its own that holds the first ``length`` positions, as many times as there are to be rows."""
+        return _filled([tuple(part[..., :length, :].expand(rows, -1, -1, -1) for part in layer) for layer in self.layers])
 
 
 @dataclass

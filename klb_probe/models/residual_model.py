@@ -36,6 +36,7 @@ class ResidualModel(Protocol):
     name: str
     identity: dict[str, str | None]
     fingerprint: str
+    settings: str
     n_layers: int
     d_model: int
     vocab_size: int

@@ -4,7 +4,8 @@ name               features                                                     
 random subspace    residuals in a random subspace                                 any directions of the residual would do
 random features    a mean of random vectors, one a token, of the model's width    the tokens alone are enough
 bag of words       TF-IDF of words and word pairs                                 the words alone are enough
-prompt length      the number of tokens                                           the length alone is enough
+prompt length      the number of tokens up to the position                        the length alone is enough
+condition          of rounds: which private note the agent had                    reading the note is enough
 lens margins       the lens's yes-minus-no margin                                 no training was needed
 """
 
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 import torch
 from scipy.sparse import csr_matrix
 
@@ -53,6 +55,11 @@ def random_features(ids: Sequence[Sequence[int]], width: int, seed: int = 0) -> 
     counts.sum_duplicates()
     table = np.stack([np.random.default_rng((seed, int(token))).standard_normal(width) for token in known])
     return ((counts @ table) / lengths[:, None]).astype(np.float32)
+
+
+def conditions(names: pd.Series) -> np.ndarray:
+    """The condition of each round as indicators ``[row, condition]`` float32; all 0 for rows without one."""
+    return pd.get_dummies(names).to_numpy(np.float32)
 
 
 def lengths(n_tokens: Sequence[int] | np.ndarray) -> np.ndarray:

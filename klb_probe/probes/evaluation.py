@@ -8,6 +8,7 @@ the fold that leaves out their group: other framings and rounds, to which a dire
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -55,6 +56,12 @@ class CrossFit:
         """Hard predictions at that layer, ``[row]``."""
         return (self.fold >= 0) & self._nested(self.hard)
 
+    @property
+    def usual(self) -> int | None:
+        """Index of the layer that most folds chose, of equals the one that comes first over the folds; None for no fold."""
+        used = self.chosen[self.chosen >= 0].tolist()
+        return Counter(used).most_common(1)[0][0] if used else None
+
     def _nested(self, values: np.ndarray) -> np.ndarray:
         return values[self.chosen[self.fold], np.arange(len(self.fold))]
 
@@ -90,8 +97,8 @@ def cross_fit(
 ) -> CrossFit:
     """Learns from the population in the training part of each fold, and scores all rows of its test part.
 
-    A fold is not used if its training rows, or the two sides of every inner split, lack a label (or a contrast pair, for an
-    estimator that needs one); ``note`` says so, and if no fold is left all scores are NaN. Ties between settings go to the
+    A fold is not used if its training rows, or the two sides of every inner split, lack a label (or two contrast pairs, for an
+    estimator that needs them); ``note`` says so, and if no fold is left all scores are NaN. Ties between settings go to the
     first of the estimator's, ties between layers to the first layer.
 
     Args:
@@ -173,7 +180,8 @@ def _problem(part: _Part, estimator: Estimator, *, choosing: bool) -> str:
 def _lack(part: _Part, estimator: Estimator) -> str:
     if part.labels.all() or not part.labels.any():
         return "its training rows lack a label"
-    return "its training rows have no contrast pair" if estimator.needs_contrast and (part.contrast < 0).all() else ""
+    few = estimator.needs_contrast and (part.contrast >= 0).sum() < 4
+    return "its training rows have fewer than 2 contrast pairs" if few else ""
 
 
 def _splits(part: _Part, estimator: Estimator) -> list[tuple[_Part, np.ndarray]]:

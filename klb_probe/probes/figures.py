@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from klb_probe.probes.tables import (
     CHANCE,
+    CONDITION,
     CONTROLS,
     JLENS,
     LENGTH,
@@ -39,8 +40,8 @@ __all__ = ["auroc_by_layer", "score_distributions", "side_by_side", "transfer_ma
 # Okabe-Ito colours, distinguishable by people with colour blindness: probes are solid and coloured, controls are not solid.
 _ESTIMATORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
 _BY_LAYER = {SUBSPACE: ("black", "--"), JLENS: ("#56B4E9", "--"), LOGIT: ("#777777", "--")}
-_FLAT = {WORDS: ("black", ":"), LENGTH: ("#777777", ":"), RANDOM: ("#777777", "-.")}
-_CONTROL_MARKS = dict(zip(CONTROLS, "xP^sDvo", strict=True))
+_FLAT = {WORDS: ("black", ":"), LENGTH: ("#777777", ":"), RANDOM: ("#777777", "-."), CONDITION: ("black", "-.")}
+_CONTROL_MARKS = dict(zip(CONTROLS, "xP^sDpvo", strict=True))
 _LABELS = {True: "#D55E00", False: "#0072B2"}
 _STYLES = ("-", "--", ":", "-.")
 _BINS = 24

@@ -36,6 +36,9 @@ _LEARNED_FROM = {
     "incentive": "incentive or honest",
     "round_lie": "rounds: lied or not",
 }
+# What the words are that the bag of words reads.
+_WORDS_OF = {"framing": "the instruction", "incentive": "the instruction", "round_lie": "the agent's words"}
+_BEFORE_WORDS = ("answer", "gate")  # of rounds
 _NOTE_ALONE = ("secret or honest", "incentive or honest")  # other notes, none of them an instruction to deny
 
 DOES_NOT_SHOW = (
@@ -44,6 +47,8 @@ DOES_NOT_SHOW = (
     "that a probe of framings detects deception: its label is the instruction, which stands in the prompt, so following it or "
     "merely reading it is enough",
     "that a probe of lies detects lying: where it does as well under honest prompts, with nobody lying, it reads entitlement",
+    "that a probe of rounds reads the lie: rounds of all conditions are compared, and how often the agent lies goes with the "
+    "condition, which its prompt spells out",
     "a difference between two probes whose intervals overlap: intervals are by resampling groups within the folds drawn once, "
     "each estimator, position and layer by itself, not corrected for how many were tried",
     "which layer holds the information: the nested AUROC pays for the choice of the layer, the best point of a curve does not",
@@ -110,8 +115,10 @@ def _controls(probes: pd.DataFrame, line: Any, *, at_chance: bool) -> str:
         parts.append(f"not above {', '.join(equal)}")
     if WORDS not in values:
         parts.append("the words alone were not tried")
+    elif values[WORDS] >= line.auroc_low and line.question == "round_lie" and line.position in _BEFORE_WORDS:
+        parts.append(f"the agent's words do so with {number(values[WORDS])}, but come later and rule nothing out")
     elif values[WORDS] >= line.auroc_low:
-        read = "the instruction" if line.question in ("framing", "incentive") else "the words of the prompt"
+        read = _WORDS_OF.get(line.question, "the words of the prompt")
         parts.append(f"the words alone do so with {number(values[WORDS])}, so this shows nothing beyond reading {read}")
     return f": {'; '.join(parts)}"
 
@@ -158,6 +165,8 @@ def _lie(line: Any, honest: Any) -> str:
     if _side(honest) == "above":
         much = "as well: it reads" if as_well else "less well but above chance: at least in part it reads"
         return f"{told} it does {much} entitlement, not lying"
+    if _side(honest) == "below":
+        return f"{told} it points the other way: it reads not the entitlement itself, but something that goes with it there too"
     if as_well:
         return f"{told} the interval holds chance and its own AUROC alike, so lying and entitlement are not told apart"
     return f"{told} it is not above chance: entitlement as honest prompts show it is not enough"

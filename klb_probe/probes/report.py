@@ -7,6 +7,7 @@ from rich.table import Table
 
 from klb_probe.probes.reading import DOES_NOT_SHOW, reading
 from klb_probe.probes.tables import (
+    CONDITION,
     JLENS,
     LENGTH,
     LOGIT,
@@ -31,6 +32,7 @@ _HEADS = {
     RANDOM: "rand.\nfeat-\nures",
     WORDS: "words",
     LENGTH: "len-\ngth",
+    CONDITION: "con-\ndi-\ntion",
     JLENS: "J-\nLens",
     LOGIT: "logit\nlens",
 }
@@ -41,19 +43,20 @@ def table(probes: pd.DataFrame) -> Table:
     """A line a question, position and estimator (and split, if there are several): nested probe, then AUROC of its controls."""
     nested = nested_probes(probes)
     many = nested["split"].nunique() > 1
+    heads = {name: head for name, head in _HEADS.items() if name != CONDITION or (probes["feature"] == CONDITION).any()}
     printed = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for title in ("question", "position"):
         printed.add_column(title, no_wrap=True)
     printed.add_column("estimator", max_width=15)
     printed.add_column("AUROC nested\n[95 %]", justify="right", min_width=_INTERVAL, max_width=_INTERVAL)
-    for title in ("layer", "bal.\nacc.", "recall\n1 %", "selec-\ntivity", *_HEADS.values(), "n /\ngroups"):
+    for title in ("layer", "bal.\nacc.", "recall\n1 %", "selec-\ntivity", *heads.values(), "n /\ngroups"):
         printed.add_column(title, justify="right", no_wrap=True)
     for line in nested.itertuples():
         question = f"{line.question}\n({line.split})" if many else line.question
         cells = [question, line.position, line.estimator, with_interval(line), whole(line.layer)]
         cells += [number(value) for value in (line.balanced_accuracy, line.recall_1_percent, line.selectivity)]
         beside = controls(probes, line)
-        cells += [number(beside.get(name)) for name in _HEADS]
+        cells += [number(beside.get(name)) for name in heads]
         printed.add_row(*cells, f"{whole(line.n)}/{whole(line.n_groups)}")
     return printed
 

@@ -16,13 +16,13 @@ from klb_probe.probes.data import ProbeData
 from klb_probe.probes.directions import ProbeSet
 from klb_probe.probes.estimators import ESTIMATORS
 from klb_probe.probes.evaluation import CrossFit
-from klb_probe.probes.folds import Split
+from klb_probe.probes.folds import Split, check_groups
 from klb_probe.probes.linear import Estimator
 from klb_probe.probes.linear_probe import LinearProbe
 from klb_probe.probes.measures import measure
 from klb_probe.probes.population import Population
 from klb_probe.probes.questions import family_populations, parse_questions, training_population
-from klb_probe.probes.stage import population_problem, stage_of
+from klb_probe.probes.stage import population_problem, stage_for, stage_of
 from klb_probe.probes.trial import DRAWS, NESTED, RESIDUAL, Line, Trial, estimator_lines, shared_lines
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _MEASURES = [
 ]
 PROBE_COLUMNS = [
     *("question", "position", "estimator", "feature", "split", "choice", "layer", *_MEASURES),
-    *("cosine_jlens", "cosine_logit", "l2", "n", "n_positive", "n_groups", "chosen", "note"),
+    *("cosine_jlens", "cosine_logit", "inverse_l2", "n", "n_positive", "n_groups", "chosen", "note"),
 ]
 TRANSFER_COLUMNS = [
     *("family", "train", "test", "position", "estimator", "split", "choice", "layer"),
@@ -132,6 +132,11 @@ def evaluate(
     """
     questions = parse_questions(options.questions)
     estimators = [ESTIMATORS[name] for name in options.estimators]
+    for position in options.positions:  # before anything is computed at the others
+        try:
+            check_groups(data.rows["group"].to_numpy(str)[data.has(position)])
+        except KlbError as error:
+            raise KlbError(f"position {position}: {error}, or leave this position out") from None
     lines: list[Line] = []
     transfers: list[Line] = []
     scores: list[pd.DataFrame] = []
@@ -144,7 +149,7 @@ def evaluate(
             stage = stage_of(data, position, lenses, options.split, options.seed)
             for question in questions:
                 population = stage.narrowed(training_population(question, stage.rows))
-                trial = Trial(question, stage, population, options.shuffles, options.seed)
+                trial = Trial(question, stage_for(stage, population, options.seed), population, options.shuffles, options.seed)
                 if problem := population_problem(population, stage.groups):
                     lines += [_empty(trial, name, problem) for name in options.estimators]
                     bar.update(len(estimators) + 1)
@@ -184,15 +189,15 @@ def _others(trial: Trial, estimator: Estimator, done: Set[str]) -> Iterator[Line
         other = trial.stage.narrowed(other)
         if other.name in done or population_problem(other, trial.stage.groups):
             continue
-        there = Trial(trial.question, trial.stage, other, trial.shuffles, trial.seed)
-        found = there.fit(trial.stage.residuals, trial.stage.layers, estimator)
+        stage = stage_for(trial.stage, other, trial.seed)
+        there = Trial(trial.question, stage, other, trial.shuffles, trial.seed)
+        found = there.fit(stage.residuals, stage.layers, estimator)
         yield from _transfers(there, estimator.name, other, found)
 
 
 def _transfers(trial: Trial, estimator: str, train: Population, found: CrossFit) -> Iterator[Line]:
     """A probe at its nested layer on every population of the family, in groups it has not seen."""
     stage = trial.stage
-    chosen = [int(found.layers[at]) for at in found.chosen if at >= 0]
     for test in family_populations(trial.question, stage.rows):
         test = stage.narrowed(test)
         tested = Trial(trial.question, stage, test, trial.shuffles, trial.seed)
@@ -203,9 +208,10 @@ def _transfers(trial: Trial, estimator: str, train: Population, found: CrossFit)
         yield {
             **{"family": trial.question.family, "train": train.name, "test": test.name, "position": stage.position},
             **{"estimator": estimator, "split": stage.split, "choice": NESTED},
-            **{"layer": max(set(chosen), key=chosen.count) if chosen else None},
+            **{"layer": None if found.usual is None else int(found.layers[found.usual])},
             **{"auroc": measured.auroc.value[0], "auroc_low": measured.auroc.low[0], "auroc_high": measured.auroc.high[0]},
-            **{"n": measured.n, "n_positive": measured.n_positive, "n_groups": measured.n_groups, "note": measured.note},
+            **{"n": measured.n, "n_positive": measured.n_positive, "n_groups": measured.n_groups},
+            "note": "; ".join(one for one in (measured.note, found.note) if one),
         }
 
 
@@ -224,13 +230,12 @@ def _scores(trial: Trial, estimator: str, found: CrossFit) -> pd.DataFrame:
 
 
 def _set(trial: Trial, estimator: str, probes: Sequence[LinearProbe], found: CrossFit) -> ProbeSet:
-    chosen = found.chosen[found.chosen >= 0].tolist()
     return ProbeSet(
         question=trial.question.name,
         estimator=estimator,
         position=trial.stage.position,
         label=trial.question.true,
-        layer=int(found.layers[max(set(chosen), key=chosen.count)]),
+        layer=int(found.layers[found.usual]),
         n_rows=len(trial.population.rows),
     )
 

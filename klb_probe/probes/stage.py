@@ -13,7 +13,7 @@ from klb_probe.errors import KlbError
 from klb_probe.lens.margin import LogitLens, MarginLens
 from klb_probe.probes.controls import lens_margins
 from klb_probe.probes.data import ProbeData
-from klb_probe.probes.folds import Fold, Split, check_duplicates, check_groups, make_folds
+from klb_probe.probes.folds import FEWEST_DOMAINS, Fold, Split, check_duplicates, check_groups, group_folds, make_folds
 from klb_probe.probes.population import Population
 
 _KEPT_BYTES = 2 << 30  # of residuals in memory; beyond that a layer is read again when it is asked for again
@@ -96,6 +96,14 @@ def with_own_margin(data: ProbeData, lenses: Sequence[MarginLens | LogitLens]) -
         return data.rows.assign(own_margin=np.nan)
     last = data.n_layers - 1
     return data.rows.assign(own_margin=lens_margins(lenses[-1], data.residuals("answer", last), last))
+
+
+def stage_for(stage: Stage, population: Population, seed: int) -> Stage:
+    """The stage with whole groups left out instead of domains, for a population of too few domains to leave one out."""
+    domains = stage.rows["domain"].to_numpy(str)
+    if stage.split != "domain" or len(set(domains[population.rows])) >= FEWEST_DOMAINS:
+        return stage
+    return replace(stage, folds=group_folds(stage.groups, domains, seed=seed), split="pair")
 
 
 def population_problem(population: Population, groups: np.ndarray) -> str:

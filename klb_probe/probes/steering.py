@@ -1,10 +1,10 @@
 """Does a direction matter? Change the residual along it, and see what becomes of the yes-minus-no margin.
 
 Directions are added (activation addition: Turner et al. 2023; Li et al. 2023, inference-time intervention) or mean-ablated
-(Arditi et al. 2024 set the component to zero) at the output of one block, at every position of the prompt. Random directions
-of the same norm, changed in the same way, say what any change of that size does. The first token is changed like the rest:
-its residual is often a hundred times larger than others (attention sinks), so ablating a direction that it holds can break a
-model by itself.
+(Arditi et al. 2024 set the component to zero) at the output of one block: at the last prompt token, where probes of the
+answer read, or at every token. Random directions of the same norm, changed in the same way, say what any change of that size
+does. At every token the first one is changed like the rest: its residual is often a hundred times larger than others
+(attention sinks), so ablating a direction that it holds can break a model by itself.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from torch import Tensor
 
 from klb_probe.errors import KlbError
 from klb_probe.lens.contrast import TokenContrast
-from klb_probe.models.prefix import prefill
 from klb_probe.models.residual_model import ResidualModel
+from klb_probe.probes.steering_passes import AT_ANSWER, Change, at_last_position, read_changed
 
 PROBE, RANDOM = "probe", "random"
 ADD, ABLATE = "add", "ablate"
 MODES = (ADD, ABLATE)
 
-Change = Callable[[Tensor], Tensor]
 _FIRST_WORD = re.compile(r"\W*(yes|no)\b", re.IGNORECASE)
 
 
@@ -104,6 +103,7 @@ def steering_effects(
     layer: int,
     planned: Sequence[Intervention],
     *,
+    at: str,
     batch_size: int = 8,
     on_batch: Callable[[int], None] = lambda _: None,
 ) -> pd.DataFrame:
@@ -112,11 +112,12 @@ def steering_effects(
     Args:
         model: The model.
         contrast: The tokens of the margin.
-        ids: Prompts. A prefix they share is read once an intervention, and is changed like the rest.
+        ids: Prompts of at least two tokens.
         layer: The block whose output is changed.
         planned: What to do, from :func:`interventions`.
-        batch_size: Most prompts in one forward pass.
-        on_batch: Called with the number of prompts just read; without intervention counts too.
+        at: Where: ``answer``, the last prompt token only, or ``all``, every token.
+        batch_size: Most rows in one forward pass, see :func:`~klb_probe.probes.steering_passes.read_changed`.
+        on_batch: Called with the number of margins just read; those without intervention count too.
 
     Returns:
         One row a prompt and intervention: prompt (its index), direction, kind, mode, dose, margin and baseline (yes minus
@@ -125,26 +126,26 @@ def steering_effects(
     Raises:
         KlbError: When a margin is not a finite number.
     """
+    names = ["without intervention", *(f"{one.direction}, {one.mode} {one.dose:g}" for one in planned)]
+    margins = np.full((len(names), len(ids)), np.nan)
+    other = np.zeros(margins.shape, bool)
+    answers = torch.tensor(contrast.token_ids)
 
-    def read(name: str) -> tuple[np.ndarray, np.ndarray]:
-        margins, other = np.full(len(ids), np.nan), np.zeros(len(ids), bool)
-        answers = torch.tensor(contrast.token_ids)
-        for indices, capture in prefill(model, ids, [], range(model.vocab_size), batch_size=batch_size):
-            logits = capture.logits[:, 0].cpu()
-            margins[indices] = contrast.margin(logits[:, answers]).double().numpy()
-            other[indices] = ~torch.isin(logits.argmax(-1), answers).numpy()
-            on_batch(len(indices))
-        if not np.isfinite(margins).all():
+    def keep(numbers: Sequence[int], prompts: Sequence[int], logits: Tensor) -> None:
+        logits, where = logits.cpu(), (np.array(numbers), np.array(prompts))  # one of the two is a single number
+        margins[where] = contrast.margin(logits[:, answers]).double().numpy()
+        other[where] = ~torch.isin(logits.argmax(-1), answers).numpy()
+        if not (finite := np.isfinite(margins[where])).all():
+            name = names[np.broadcast_to(where[0], finite.shape)[~finite][0]]
             raise KlbError(f"{name}: margins are not finite in {model.dtype}; lower --scales or load it with --dtype float32")
-        return margins, other
+        on_batch(len(logits))
 
-    baseline, baseline_other = read("without intervention")
+    changes = [lambda residual: residual, *(one.change for one in planned)]
+    read_changed(model, ids, layer, changes, keep, at=at, batch_size=batch_size)
     tables = []
-    for one in planned:
-        with model.intervening(layer, one.change):
-            margins, other = read(f"{one.direction}, {one.mode} {one.dose:g}")
+    for number, one in enumerate(planned, 1):
         what = {"direction": one.direction, "kind": one.kind, "mode": one.mode, "dose": one.dose}
-        values = {"margin": margins, "baseline": baseline, "other": other, "baseline_other": baseline_other}
+        values = {"margin": margins[number], "baseline": margins[0], "other": other[number], "baseline_other": other[0]}
         tables.append(pd.DataFrame({"prompt": np.arange(len(ids)), **what, **values}))
     return pd.concat(tables, ignore_index=True)
 
@@ -156,9 +157,12 @@ def steered_replies(
     planned: Sequence[Intervention],
     n_tokens: int,
     *,
+    at: str,
     on_reply: Callable[[int], None] = lambda _: None,
 ) -> pd.DataFrame:
     """Greedy replies of ``n_tokens`` without intervention (direction ``none``) and under each, changed in every step.
+
+    With ``at`` ``answer`` the last prompt token and every token of the reply are changed, with ``all`` the prompt as well.
 
     Returns:
         One row a prompt and intervention: prompt, direction, kind, mode, dose, begins (``Yes``, ``No`` or ``neither``), text.
@@ -176,7 +180,7 @@ def steered_replies(
 
     found = rows(("none", "none", "none", 0.0))
     for one in planned:
-        with model.intervening(layer, one.change):
+        with model.intervening(layer, at_last_position(one.change) if at == AT_ANSWER else one.change):
             found += rows((one.direction, one.kind, one.mode, one.dose))
     return pd.DataFrame(found, columns=["prompt", "direction", "kind", "mode", "dose", "begins", "text"])
 

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from klb_probe.probes.steering import ABLATE, ADD, PROBE, RANDOM
+from klb_probe.probes.steering_passes import PLACES
 from klb_probe.probes.steering_summary import ALL, OTHER, OWED, RAW
 
 # Okabe-Ito blue; the random directions are grey.
@@ -19,12 +20,13 @@ _TITLES = {
 }
 
 
-def dose_response(summary: pd.DataFrame, title: str) -> Figure:
+def dose_response(summary: pd.DataFrame, title: str, at: str) -> Figure:
     """A column a framing; the probe's line against the band of random directions, ablations as points beside them.
 
     Args:
         summary: As :func:`~klb_probe.probes.steering_summary.steering_summary` gives it.
         title: Names the model and the direction.
+        at: Where the residual was changed: ``answer`` or ``all``.
     """
     framings = [name for name in dict.fromkeys(summary["framing"]) if name != ALL]
     figure = Figure(figsize=(4.6 * len(framings) + 0.8, 7.6), layout="constrained")
@@ -37,7 +39,7 @@ def dose_response(summary: pd.DataFrame, title: str) -> Figure:
         without = column[-1].axhline(before, color="black", lw=0.8, ls=":", label="without intervention")
         column[-1].set_ylim(-0.03, 1.03)
         column[0].set_title(framing)
-        column[-1].set_xlabel("dose (mean residual norms of the layer)")
+        column[-1].set_xlabel(f"dose {PLACES[at]}\n(mean residual norms of the layer)")
     for row, label in zip(axes, _TITLES.values(), strict=True):
         row[0].set_ylabel(label)
     axes[0, 0].legend(fontsize=7, frameon=False)

@@ -9,6 +9,7 @@ import pandas as pd
 from rich.table import Table
 
 from klb_probe.probes.steering import ABLATE, PROBE, RANDOM
+from klb_probe.probes.steering_passes import AT_ANSWER, PLACES
 from klb_probe.signals.statistics import LEVEL, Estimate, PairBootstrap
 
 ALL = "all"
@@ -16,12 +17,16 @@ NONE = "none"
 OWED, RAW, SIGN, OTHER = "toward_owed_change", "yes_minus_no_change", "changed_sign", "other"
 OWED_BEFORE, RAW_BEFORE = "toward_owed", "yes_minus_no"
 
-DOES_NOT_SHOW = (
+_DOES_NOT_SHOW = (
     "Does not show: that the direction is one of knowledge or deceit. A direction that moves the answer may be one of the "
     "words yes and no, of refusing, or of tone; what moves both wordings of a question toward yes is a taste for yes and "
     "cancels in the margin toward owed. Random directions are a low bar, as residuals hardly vary along most of them, and p "
     "is not corrected for the number of doses. A large dose breaks a model: read it with the share of prompts whose likeliest "
     "next token is neither yes nor no, and with the random directions at that dose."
+)
+_ONLY_THERE = (
+    " Only the last prompt token is changed: later blocks still read the tokens before it as they were, so a small effect does "
+    "not rule out that the direction matters there (--at all)."
 )
 
 
@@ -119,7 +124,12 @@ def table(summary: pd.DataFrame) -> Table:
     return printed
 
 
-def what_it_shows(summary: pd.DataFrame) -> str:
+def does_not_show(at: str) -> str:
+    """What a reader might take from the numbers and should not."""
+    return _DOES_NOT_SHOW + (_ONLY_THERE if at == AT_ANSWER else "")
+
+
+def what_it_shows(summary: pd.DataFrame, at: str) -> str:
     """One sentence of the numbers, chosen without regard to their size."""
     parts = []
     for framing in _framings(summary):
@@ -139,7 +149,7 @@ def what_it_shows(summary: pd.DataFrame) -> str:
     n = summary["n_directions"].max()
     prompts, pairs = summary["n"].max(), summary["n_pairs"].max()
     return (
-        f"Shows: {'; '.join(parts)}. Changes are in logits; add: in mean residual norms of the layer, at every position; "
+        f"Shows: {'; '.join(parts)}. Changes are in logits; add: in mean residual norms of the layer, {PLACES[at]}; "
         f"{prompts} prompts, {pairs} pairs, {n} random directions (smallest possible p: {1 / (n + 1):.2f})."
     )
 

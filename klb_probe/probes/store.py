@@ -70,6 +70,7 @@ class ResidualStore:
             "model": model.name,
             "identity": json.dumps(model.identity, sort_keys=True),
             "fingerprint": model.fingerprint,
+            "settings": model.settings,
             "n_layers": str(model.n_layers),
             "d_model": str(model.d_model),
             "computed_in": computed,
@@ -77,7 +78,9 @@ class ResidualStore:
         }
         name = re.sub(r"[^\w.-]+", "-", model.name).strip("-.")
         suffix = stored if stored == computed else f"{stored}-of-{computed}"
-        store = cls(Path(root) / f"{name}-{model.fingerprint[:12]}-{suffix}", facts, DTYPES[stored], entries)
+        store = cls(
+            Path(root) / f"{name}-{model.fingerprint[:12]}-{model.settings[:6]}-{suffix}", facts, DTYPES[stored], entries
+        )
         store._scan()
         return store
 

@@ -12,9 +12,10 @@ SUBSPACE = "random subspace"
 RANDOM = "random features"
 WORDS = "bag of words"
 LENGTH = "prompt length"
+CONDITION = "condition"  # of rounds
 JLENS = "J-Lens margin"
 LOGIT = "logit-lens margin"
-CONTROLS = (SHUFFLED, SUBSPACE, RANDOM, WORDS, LENGTH, JLENS, LOGIT)
+CONTROLS = (SHUFFLED, SUBSPACE, RANDOM, WORDS, LENGTH, CONDITION, JLENS, LOGIT)
 CHANCE = 0.5
 _MAIN = "logistic"
 

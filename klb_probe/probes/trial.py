@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from klb_probe.probes.controls import (
     SUBSPACE,
     bag_of_words_cross_fit,
+    conditions,
     lengths,
     one_number,
     random_features,
@@ -23,17 +24,18 @@ from klb_probe.probes.folds import shuffled_within_groups
 from klb_probe.probes.lens_cosines import lens_cosines
 from klb_probe.probes.linear import Estimator
 from klb_probe.probes.linear_probe import LinearProbe
+from klb_probe.probes.mass_mean import MeanDifference
 from klb_probe.probes.measures import Measures, measure, selectivity
 from klb_probe.probes.population import Population
 from klb_probe.probes.questions import Question
 from klb_probe.probes.stage import Stage
 
 RESIDUAL, SHUFFLED, SUBSPACE_FEATURE, RANDOM = "residual", "shuffled labels", "random subspace", "random features"
-WORDS, LENGTH = "bag of words", "prompt length"
+WORDS, LENGTH, CONDITION = "bag of words", "prompt length", "condition"
 LENS_FEATURES = {"margin": "J-Lens margin", "logit": "logit-lens margin"}
 LAYER, NESTED, NONE = "layer", "nested", "none"
 DRAWS = 2000
-FEWEST_CONTROLS = 20  # rounds of the control condition that make a threshold of 1 % false positives worth the name
+FEWEST_CONTROLS = 20  # rounds of the control condition below which all owed rounds without a lie set the threshold of recall
 Line = dict[str, Any]
 
 
@@ -89,8 +91,14 @@ class Trial:
 
     def measured(self, scores: np.ndarray, hard: np.ndarray, fold: np.ndarray) -> Measures:
         """Measures of columns of scores ``[row, column]``."""
-        where = {"judged": self.judged, "controls": self.controls, "draws": DRAWS, "seed": self.seed}
-        return measure(scores, hard, self.labels, self.stage.groups, fold, **where)
+        controls = self.controls
+        where = {"judged": self.judged, "controls": controls, "draws": DRAWS, "seed": self.seed}
+        found = measure(scores, hard, self.labels, self.stage.groups, fold, **where)
+        if controls is None and self.question.family == "rounds" and not found.note:
+            return replace(
+                found, note=f"recall: fewer than {FEWEST_CONTROLS} control rounds, threshold from all owed rounds without a lie"
+            )
+        return found
 
     def keys(self, estimator: str, feature: str) -> Line:
         """What names a line."""
@@ -110,15 +118,12 @@ def estimator_lines(trial: Trial, estimator: Estimator) -> tuple[list[Line], Cro
     directions = np.stack([probe.direction for probe in probes])
     own = _layer_lines(trial, estimator.name, RESIDUAL, found)
     cosines = {lens.name: lens_cosines(directions, stage.layers, lens) for lens in stage.lenses}
-    chosen = _most_common(found.chosen)
     for line in own:
-        at = line["layer"] if line["choice"] == LAYER else chosen
-        if at is None:
-            continue
+        at = line["layer"]
         line |= {"cosine_jlens": cosines.get("margin", np.full(len(directions), np.nan))[at]}
         line |= {"cosine_logit": cosines["logit"][at]}
         if len(estimator.settings) > 1:
-            line["l2"] = _setting(found, at)
+            line["inverse_l2"] = _setting(found, at)
     lines = [*own, *_shuffled_lines(trial, estimator, found, own)]
     projection = random_subspace(stage.data.d_model, SUBSPACE, trial.seed)
     inside = trial.fit(lambda layer: stage.residuals(layer) @ projection, stage.layers, estimator)
@@ -129,12 +134,16 @@ def estimator_lines(trial: Trial, estimator: Estimator) -> tuple[list[Line], Cro
 
 
 def shared_lines(trial: Trial) -> Iterator[Line]:
-    """Controls that do not depend on the estimator: words, length, lens margins."""
+    """Controls that do not depend on the estimator: words, length, lens margins; of rounds, the condition."""
     stage, rows = trial.stage, trial.stage.rows
     scores, hard, fold = bag_of_words_cross_fit(rows["text"].tolist(), trial.population, stage.folds, trial.population.labels)
     yield _single_line(trial, "logistic", WORDS, scores[:, None], hard[:, None], fold)
-    counted = trial.fit(lambda _: lengths(rows["n_tokens"]), [0], one_number)
+    counted = trial.fit(lambda _: _lengths_read(trial), [0], one_number)
     yield _single_line(trial, one_number.name, LENGTH, counted.scores.T, counted.hard.T, counted.fold, counted.note)
+    if trial.question.family == "rounds":
+        mean_difference = MeanDifference()
+        noted = trial.fit(lambda _: conditions(rows["condition"]), [0], mean_difference)
+        yield _single_line(trial, mean_difference.name, CONDITION, noted.scores.T, noted.hard.T, noted.fold, noted.note)
     # What the probe is asked decides which way a yes points: toward owed, but for the model's own answer.
     ones = np.ones(len(rows))
     sign = ones if trial.question.family == "answer" else toward_owed(ones, rows["question"])
@@ -152,7 +161,7 @@ def _layer_lines(trial: Trial, estimator: str, feature: str, found: CrossFit) ->
     """A line a layer, then the nested one."""
     scores = np.vstack([found.scores, found.nested_scores]).T
     measured = trial.measured(scores, np.vstack([found.hard, found.nested_hard]).T, found.fold)
-    chosen = _most_common(found.chosen)
+    chosen = found.usual
     lines = [
         {**trial.keys(estimator, feature), "choice": LAYER, "layer": int(layer), **_numbers(measured, at, found.note)}
         for at, layer in enumerate(found.layers)
@@ -203,10 +212,13 @@ def _shuffled_lines(trial: Trial, estimator: Estimator, found: CrossFit, own: li
     kept = ("question", "position", "estimator", "split", "choice", "layer", "chosen", "n", "n_positive", "n_groups")
     for at, line in enumerate(own):
         values = aurocs[:, at]
+        note = f"mean, lowest and highest of {len(runs)} runs"
+        if np.isnan(values).any():
+            note = line["note"] or "not estimable: a run with shuffled labels has no AUROC"
         yield {
             **{name: line[name] for name in kept if name in line},
             **{"feature": SHUFFLED, "auroc": values.mean(), "auroc_low": values.min(), "auroc_high": values.max()},
-            "note": f"mean, lowest and highest of {len(runs)} runs",
+            "note": note,
         }
 
 
@@ -227,9 +239,10 @@ def _setting(found: CrossFit, at: int) -> float:
     return Counter(used[~np.isnan(used)].tolist()).most_common(1)[0][0]
 
 
-def _most_common(chosen: np.ndarray) -> int | None:
-    used = chosen[chosen >= 0].tolist()
-    return Counter(used).most_common(1)[0][0] if used else None
+def _lengths_read(trial: Trial) -> np.ndarray:
+    """Tokens up to the position: of a round's later moments more than its prompt. NaN for rows without it."""
+    sites = trial.stage.data.sites[trial.stage.position]
+    return lengths([np.nan if site is None else len(site.ids) for site in sites])
 
 
 def _random_features(trial: Trial) -> np.ndarray:
