@@ -203,7 +203,15 @@ def _transfers(trial: Trial, estimator: str, train: Population, found: CrossFit)
         tested = Trial(trial.question, stage, test, trial.shuffles, trial.seed)
         scores, hard = found.nested_scores[:, None], found.nested_hard[:, None]
         measured = measure(
-            scores, hard, tested.labels, stage.groups, found.fold, judged=tested.judged, draws=DRAWS, seed=trial.seed
+            scores,
+            hard,
+            tested.labels,
+            stage.groups,
+            found.fold,
+            judged=tested.judged,
+            controls=tested.controls,
+            draws=DRAWS,
+            seed=trial.seed,
         )
         yield {
             **{"family": trial.question.family, "train": train.name, "test": test.name, "position": stage.position},
