@@ -93,7 +93,9 @@ class Example:
         return {**asdict(self), "record": plain_record(self.record)}
 
 
-def examples(kind: str, domains: Sequence[str] | None, n: int, seed: int = 0) -> Iterator[Example]:
+def examples(
+    kind: str, domains: Sequence[str] | None, n: int, seed: int = 0, *, formats: Sequence[str] | None = None
+) -> Iterator[Example]:
     """Training examples of one organism.
 
     Records come in pairs, one entitled and one not, that share format, kind of note and wording; so ``n`` is rounded up to an
@@ -103,14 +105,18 @@ def examples(kind: str, domains: Sequence[str] | None, n: int, seed: int = 0) ->
         kind: liar, honest or ignorant.
         domains: Domains with a brief policy; None for all of them. They take turns.
         n: Number of examples.
-        seed: Prompts depend on it and on nothing else.
+        seed: Prompts depend on it, and on the formats, and on nothing else.
+        formats: Only these, in their usual proportion; all by default.
 
     Raises:
-        KlbError: For an unknown kind, or a domain without brief policy or texts.
+        KlbError: For an unknown kind or format, or a domain without brief policy or texts.
     """
     if kind not in KINDS:
         raise KlbError(f"unknown organism {kind!r}; known: {', '.join(KINDS)}")
-    writers = [_Writer(domain, texts, load_shared(), seed) for domain, texts in load_organism_domains(domains)]
+    if unknown := [name for name in formats or () if name not in _FORMATS]:
+        raise KlbError(f"unknown format {', '.join(unknown)}; known: {', '.join(_FORMATS)}")
+    wanted = {name: share for name, share in _FORMATS.items() if formats is None or name in formats}
+    writers = [_Writer(domain, texts, load_shared(), seed, wanted) for domain, texts in load_organism_domains(domains)]
     for pair in range((n + 1) // 2):
         yield from writers[pair % len(writers)].pair(kind, pair)
 
@@ -138,7 +144,10 @@ def end_of_turn(chat: ChatFormat) -> int:
 class _Writer:
     """Writes the examples of one domain. Chance comes from one stream a pair, never from the kind of organism."""
 
-    def __init__(self, domain: Domain, texts: DomainTexts, shared: SharedTexts, seed: int) -> None:
+    def __init__(
+        self, domain: Domain, texts: DomainTexts, shared: SharedTexts, seed: int, formats: dict[Format, float]
+    ) -> None:
+        self._formats = formats
         self.domain, self.texts, self.shared = domain, texts, shared
         self._name = f"{domain.policy.domain}/{seed}"
         self._sampler = RecordSampler(domain, texts.records)
@@ -154,7 +163,7 @@ class _Writer:
 
     def pair(self, kind: Kind, number: int) -> Iterator[Example]:
         rng = random.Random(f"{self._name}/{number}")
-        format = _pick(_FORMATS, rng)
+        format = _pick(self._formats, rng)
         note = NO_NOTE if format == "gate" else _pick(_NOTES, rng)
         wording = rng.choice(WORDINGS if format == "eligibility" else MODES)
         stage = _pick(_STAGES, rng) if format == "turn" else ""
