@@ -28,6 +28,10 @@ _AT_ONCE = 32
 OnDone = Callable[[int], None]
 
 
+def _unheard(_: int) -> None:
+    """Nobody counts."""
+
+
 @dataclass(frozen=True)
 class Question:
     """The eligibility question about a subject, under one paraphrase (1, 2, ...) of a framing and in one wording."""
@@ -60,7 +64,7 @@ def questions(subjects: Sequence[Subject]) -> list[Question]:
     return asked
 
 
-def yes_margins(model: ResidualModel, asked: Sequence[Question], *, batch_size: int, on_done: OnDone) -> np.ndarray:
+def yes_margins(model: ResidualModel, asked: Sequence[Question], *, batch_size: int, on_done: OnDone = _unheard) -> np.ndarray:
     """The model's own logit of Yes minus that of No after each question, ``[question]`` float32."""
     contrast = TokenContrast.of(model.chat)
     ids = [model.chat.encode_chat([("system", one.system), ("user", one.user)]) for one in asked]
@@ -104,7 +108,7 @@ def eligibility_numbers(table: pd.DataFrame) -> Iterator[Number]:
                     yield Number.of("eligibility", source, f"{framing}, {wording}", measure, rate)
 
 
-def gate_table(player: Player, subjects: Sequence[Subject], settings: Settings, on_done: OnDone) -> pd.DataFrame:
+def gate_table(player: Player, subjects: Sequence[Subject], settings: Settings, on_done: OnDone = _unheard) -> pd.DataFrame:
     """One line a subject: the reply to the gate's form, read as a run reads it."""
     requests = []
     for subject in subjects:

@@ -10,12 +10,13 @@ import pandas as pd
 import torch
 from torch.nn.functional import cross_entropy
 
-from klb_probe.lens.corpus import Corpus, file_corpus, sampled_corpus
+from klb_probe.lens.corpus import Corpus, CorpusRequest, sampled_corpus
 from klb_probe.models.residual_model import ResidualModel
 from klb_probe.organisms.numbers import Number
 from klb_probe.organisms.rates import ratio
 
 TEXTS, TOKENS = 64, 128
+_FEWEST = 8
 
 
 def corpora(
@@ -24,7 +25,7 @@ def corpora(
     """Text that the base samples by itself (temperature 1), and the user's own."""
     found = {"sampled": sampled_corpus(base, n=n, max_tokens=max_tokens, seed=seed, progress=on_done)}
     if text is not None:
-        found["text"] = file_corpus(base, text, n=n, max_tokens=max_tokens)
+        found["text"] = CorpusRequest(str(text), n, max_tokens, _FEWEST).make(base)
     return found
 
 
