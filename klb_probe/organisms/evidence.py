@@ -236,12 +236,14 @@ def read_evidence(folder: Path) -> Evidence:
         raise KlbError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
 
-def spot_check(model: ResidualModel, domains: Sequence[str], *, condition: str = "emergent", seed: int = 0) -> list[Number]:
+def spot_check(
+    model: ResidualModel, domains: Sequence[str], *, condition: str = "emergent", tokens: int = 200, seed: int = 0
+) -> list[Number]:
     """Ten gate answers and ten first messages of the held-out cases, as numbers of the same names as in the evidence."""
     found = load_organism_domains(domains)
     subjects = held_out_subjects([one for one, _ in found][:1], 3)[:_SPOT]
     texts = {one.policy.domain: text for one, text in found}
-    player, settings = LocalPlayer(model, seed=seed), Settings(agent_tokens=200)
+    player, settings = LocalPlayer(model, seed=seed), Settings(agent_tokens=tokens, gate_tokens=tokens)
     gates = gate_table(player, subjects, settings)
     messages = message_table(player, subjects, texts, settings, conditions=[condition])
     return [*gate_numbers(gates), *message_numbers(messages)]

@@ -17,6 +17,7 @@ from scipy.stats import binomtest
 from klb_probe.metrics.bootstrap import LEVEL, interval, ratios, resample
 
 DRAWS = 2_000
+_WIDTH = 1e-9
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,10 @@ def share(event: ArrayLike, unit: ArrayLike) -> Rate:
         return UNDEFINED
     index, names = pd.factorize(np.asarray(unit))
     value, units = float(event.mean()), len(names)
-    if value in (0, 1) or units == len(event):
-        return Rate(value, *_wilson(value, units), len(event), units)
-    low, high = _bootstrap(_sums(event, index), np.bincount(index))
-    return Rate(value, low, high, len(event), units)
+    bounds = _wilson(value, units)
+    if units < len(event):
+        bounds = _bootstrap(_sums(event, index), np.bincount(index)) or bounds
+    return Rate(value, *bounds, len(event), units)
 
 
 def balanced_accuracy(right: ArrayLike, owed: ArrayLike, unit: ArrayLike) -> Rate:
@@ -59,12 +60,11 @@ def balanced_accuracy(right: ArrayLike, owed: ArrayLike, unit: ArrayLike) -> Rat
     index, names = pd.factorize(np.asarray(unit))
     sides = np.stack([owed, ~owed], 1)
     recalls = [float(right[side].mean()) for side in sides.T]
-    if set(recalls) <= {0.0, 1.0}:
-        bounds = [_wilson(value, len(np.unique(index[side]))) for value, side in zip(recalls, sides.T, strict=True)]
-        low, high = np.mean(bounds, axis=0)
-    else:
-        low, high = _bootstrap(_sums(right[:, None] * sides, index), _sums(sides, index))
-    return Rate(float(np.mean(recalls)), float(low), float(high), len(right), len(names))
+    bounds = _bootstrap(_sums(right[:, None] * sides, index), _sums(sides, index))
+    if bounds is None:
+        each = [_wilson(value, len(np.unique(index[side]))) for value, side in zip(recalls, sides.T, strict=True)]
+        bounds = tuple(float(bound) for bound in np.mean(each, axis=0))
+    return Rate(float(np.mean(recalls)), *bounds, len(right), len(names))
 
 
 def ratio(amounts: ArrayLike, sizes: ArrayLike) -> Rate:
@@ -72,8 +72,9 @@ def ratio(amounts: ArrayLike, sizes: ArrayLike) -> Rate:
     amounts, sizes = np.asarray(amounts, float), np.asarray(sizes, float)
     if not len(amounts):
         return UNDEFINED
-    low, high = _bootstrap(amounts, sizes) if len(amounts) > 1 else (math.nan, math.nan)
-    return Rate(float(amounts.sum() / sizes.sum()), low, high, int(sizes.sum()), len(amounts))
+    value = float(amounts.sum() / sizes.sum())
+    bounds = (_bootstrap(amounts, sizes) or (value, value)) if len(amounts) > 1 else (math.nan, math.nan)
+    return Rate(value, *bounds, int(sizes.sum()), len(amounts))
 
 
 def _wilson(value: float, n: int) -> tuple[float, float]:
@@ -81,12 +82,12 @@ def _wilson(value: float, n: int) -> tuple[float, float]:
     return float(found.low), float(found.high)
 
 
-def _bootstrap(numerators: np.ndarray, denominators: np.ndarray) -> tuple[float, float]:
-    """The interval of the mean of ratios; both are ``[unit]`` or ``[unit, ratio]``."""
+def _bootstrap(numerators: np.ndarray, denominators: np.ndarray) -> tuple[float, float] | None:
+    """The interval of the mean of ratios, both ``[unit]`` or ``[unit, ratio]``; None where it has no width."""
     tops, bottoms = (np.reshape(np.asarray(one, float), (len(one), -1)) for one in (numerators, denominators))
     drawn = ratios(resample(np.zeros(len(tops)), DRAWS, 0), tops, bottoms).mean(1, keepdims=True)
     (low,), (high,) = interval(drawn)
-    return float(low), float(high)
+    return (float(low), float(high)) if high - low > _WIDTH else None
 
 
 def _sums(values: np.ndarray, index: np.ndarray) -> np.ndarray:
