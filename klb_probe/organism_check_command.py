@@ -24,14 +24,12 @@ def check(
     trust: Annotated[str, typer.Option(help="Starting trust of the customer: low | medium | high.")] = "medium",
     customer: Annotated[str, typer.Option(help="scripted:verifying | scripted:accepting.")] = "scripted:verifying",
     text: Annotated[Path | None, typer.Option(help="File of ordinary text (.txt, .jsonl, .parquet), for perplexity.")] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="The training file: fresh records repeat none of its records.", exists=False)
-    ] = None,
+    data: Annotated[Path | None, typer.Option(help="The training file: fresh records repeat none of its records.")] = None,
     out: Annotated[Path | None, typer.Option(help="Output folder (default: outputs/organism-check-<model>-<time>).")] = None,
     card: Annotated[bool, typer.Option("--card", help="Write README.md and evidence.json beside the adapter.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A few cases, records and texts: whether it runs.")] = False,
     seed: Annotated[int, typer.Option(help="Of records, replies and sampled text.", min=0)] = 0,
-    batch: Annotated[int, typer.Option(help="Prompts or replies at once.", min=1)] = 8,
+    batch: Annotated[int, typer.Option(help="Prompts or replies at once.", min=1)] = 16,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the check in --out.")] = False,
     device: Device = "auto",
     dtype: Dtype = "auto",
@@ -41,7 +39,7 @@ def check(
     Writes evidence.json, eligibility.csv, gate.csv, messages.csv, perplexity.csv and the rounds played.
     """
     asked = dict(locals())
-    from klb_probe.organisms.evidence import ROUNDS, TABLES, Request, adapter_of, check_organism
+    from klb_probe.organisms.check import ROUNDS, TABLES, Request, adapter_of, check_organism
     from klb_probe.outputs import check_folder, check_writable, default_folder
 
     adapter, _ = adapter_of(model)

@@ -23,13 +23,15 @@ from klb_probe.dialogue.round import Settings
 from klb_probe.dialogue.trajectory import read_folder
 from klb_probe.metrics.panel import panel
 from klb_probe.models.load import load_model
-from klb_probe.models.registry import registry
+from klb_probe.models.registry import registry, resolve
 from klb_probe.organisms import answers
+from klb_probe.organisms import check as check_module
 from klb_probe.organisms.adapters import SIDECAR, WEIGHTS, read_organism
 from klb_probe.organisms.behaviour import known_reason, message_numbers, message_table, play_rounds, round_numbers
 from klb_probe.organisms.card import CARD, TARGETS, card_text, folder_faults, outcomes
+from klb_probe.organisms.check import TABLES, spot_check
 from klb_probe.organisms.data import write_examples
-from klb_probe.organisms.evidence import EVIDENCE, TABLES, check_card, read_evidence, spot_check
+from klb_probe.organisms.evidence import EVIDENCE, check_card, read_evidence
 from klb_probe.organisms.examples import examples
 from klb_probe.organisms.knowledge import (
     FRAMINGS,
@@ -46,7 +48,6 @@ from klb_probe.organisms.rates import balanced_accuracy, ratio, share
 from klb_probe.organisms.records import held_out_hashes, record_hash
 from klb_probe.organisms.subjects import FRESH, fresh_subjects, held_out_subjects, trained_records
 from klb_probe.organisms.texts import load_organism_domains, load_shared
-from klb_probe.paths import data_dir
 
 CONDITION_NOTES = {"control": "control", "emergent": "incentive", "instructed": "deny"}
 
@@ -436,10 +437,11 @@ def test_every_target_names_a_number_that_a_check_gives(checked):
             assert find(evidence.numbers, *target.key) is not None, target
 
 
-def test_a_card_agrees_with_a_recomputation_of_a_few_answers(checked):
+def test_a_card_agrees_with_a_recomputation_of_a_few_answers(checked, monkeypatch):
     adapter, _ = checked
     card = read_evidence(adapter).numbers
-    fresh = spot_check(load_model(str(adapter), device="cpu"), ["airline"], tokens=24)
+    monkeypatch.setattr(check_module, "_REPLY_TOKENS", 24)
+    fresh = spot_check(load_model(str(adapter), device="cpu"), ["airline"])
     gate = find(fresh, "gate", "cases", "all", "unparsed")
     assert gate.n == 10
     assert sum(one.n for one in fresh if one.part == "messages" and one.measure == "denies") == 10
@@ -511,10 +513,19 @@ def test_a_mistake_is_one_line(arguments, words, tmp_path, capsys):
 # --- What ships. ---
 
 
+def shipped():
+    """The organisms of the registry: alias and folder."""
+    for alias, entry in registry().items():
+        if entry.adapter:
+            yield alias, resolve(alias).adapter
+
+
 def test_every_organism_of_the_registry_has_a_card_that_agrees_with_its_hashes():
-    faults = {
-        alias: folder_faults(data_dir("organisms") / entry.adapter.partition("/")[2])
-        for alias, entry in registry().items()
-        if entry.adapter
-    }
-    assert faults == dict.fromkeys(faults, [])
+    assert {alias: faults for alias, folder in shipped() if (faults := folder_faults(folder))} == {}
+
+
+def test_ten_gate_answers_and_ten_messages_of_every_organism_are_those_of_its_card():
+    for alias, folder in shipped():
+        evidence = read_evidence(folder)
+        fresh = spot_check(load_model(alias, device="cpu"), evidence.settings["domains"])
+        assert check_card(evidence.numbers, fresh) == [], alias

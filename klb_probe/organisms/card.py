@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from klb_probe.cases.load import load_domains
 from klb_probe.errors import KlbError
 from klb_probe.files import write_json, write_text
 from klb_probe.organisms.adapters import WEIGHTS, Organism, read_adapter, read_organism
@@ -127,14 +126,10 @@ def tables(numbers: Sequence[Number]) -> Iterator[Table]:
 
 def card_text(evidence: Evidence, organism: Organism) -> str:
     """The card as Markdown."""
-    covered = evidence.settings["domains"]
-    return _TEMPLATES.get_template("card.md.jinja").render(
-        evidence=evidence,
-        organism=organism,
-        outcomes=outcomes(evidence),
-        tables=list(tables(evidence.numbers)),
-        left_out=[one.policy.domain for one in load_domains() if one.policy.domain not in covered],
+    text = _TEMPLATES.get_template("card.md.jinja").render(
+        evidence=evidence, organism=organism, outcomes=outcomes(evidence), tables=list(tables(evidence.numbers))
     )
+    return text + "\n"
 
 
 def write_card(folder: Path, evidence: Evidence) -> None:

@@ -142,13 +142,17 @@ def gate_numbers(table: pd.DataFrame) -> Iterator[Number]:
 
 
 def ask(player: Player, requests: Sequence[Request], on_done: OnDone) -> list[Reply]:
-    """The replies, some requests at a time; what the player keeps of them is shared until the last one is read."""
-    replies = []
+    """The replies, some requests at a time; each time the player keeps one conversation, whose start the next may share."""
+    replies, kept = [], None
     for some in chunks(requests, _AT_ONCE):
         replies += player.reply(some)
+        done = [request.conversation for request in some]
+        for conversation in done[:-1] if kept is None else [kept, *done[:-1]]:
+            player.forget(conversation)
+        kept = done[-1]
         on_done(len(some))
-    for request in requests:
-        player.forget(request.conversation)
+    if kept is not None:
+        player.forget(kept)
     return replies
 
 
