@@ -21,6 +21,7 @@ from klb_probe.dialogue.api import plan
 from klb_probe.dialogue.player import Reply
 from klb_probe.dialogue.round import Settings
 from klb_probe.dialogue.trajectory import read_folder
+from klb_probe.files import file_sha256
 from klb_probe.metrics.panel import panel
 from klb_probe.models.load import load_model
 from klb_probe.models.registry import registry, resolve
@@ -122,7 +123,7 @@ def test_fresh_records_are_new_and_balanced(airline, tmp_path):
     trained = list(examples("honest", ["airline"], 40, FRESH + 3))
     assert {one.record_hash for one in trained} == hashes
     write_examples(tmp_path / "data.jsonl", trained)
-    others = fresh_subjects([domain], 40, 3, trained_records(tmp_path / "data.jsonl"))
+    others = fresh_subjects([domain], 40, 3, trained_records([tmp_path / "data.jsonl"]))
     assert {record_hash(domain, one.situation.record) for one in others}.isdisjoint(hashes)
 
 
@@ -488,6 +489,34 @@ def test_a_bare_model_is_checked_for_comparison(checked, tmp_path, capsys):
     assert {one.part for one in evidence.numbers} == {"eligibility", "gate", "messages", "rounds"}
     assert klb(*command, "--out", tmp_path / "out") == 2
     assert "--overwrite" in capsys.readouterr().err
+
+
+def test_records_are_compared_with_the_data_of_this_organism_and_no_other(checked, tmp_path, capsys):
+    adapter, _ = checked
+    write_examples(tmp_path / "data.jsonl", examples("liar", ["airline"], 40, FRESH))
+    command = (
+        "organism",
+        "check",
+        adapter,
+        "--domains",
+        "airline",
+        "--quick",
+        "--device",
+        "cpu",
+        "--data",
+        tmp_path / "data.jsonl",
+    )
+    assert klb(*command, "--out", tmp_path / "out") == 2
+    assert "which no --data has" in capsys.readouterr().err
+    own = shutil.copytree(adapter, tmp_path / "own")
+    sidecar = json.loads((own / SIDECAR).read_text()) | {"data_sha256": file_sha256(data)}
+    (own / SIDECAR).write_text(json.dumps(sidecar))
+    assert klb(*command[:2], own, *command[3:], "--out", tmp_path / "out") == 0
+    evidence = read_evidence(tmp_path / "out")
+    assert evidence.settings["records_new_to_training"]
+    assert f"--data {data}" in evidence.command
+    asked = set(pd.read_csv(tmp_path / "out" / "gate.csv")["pair"])
+    assert asked.isdisjoint(f"airline/{number}" for number in range(20))
 
 
 @pytest.mark.parametrize(

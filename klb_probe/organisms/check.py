@@ -17,7 +17,8 @@ from klb_probe.cases.sources import ORGANISMS
 from klb_probe.dialogue.api import CONDITIONS, Plan, plan
 from klb_probe.dialogue.local import LocalPlayer
 from klb_probe.dialogue.round import Settings
-from klb_probe.files import replacing, write_json
+from klb_probe.errors import KlbError
+from klb_probe.files import file_sha256, replacing, write_json
 from klb_probe.models.load import load_model
 from klb_probe.models.registry import resolve
 from klb_probe.models.residual_model import ResidualModel
@@ -58,7 +59,8 @@ class Request:
         trust: Starting trust of the customer.
         customer: A scripted customer.
         text: A file of ordinary text of one's own.
-        data: The training file, whose records the fresh ones must not repeat.
+        data: Training files, whose records the fresh ones must not repeat: of the values that decide, half come up again by
+            chance in a training set of ten thousand.
         seed: Of records, replies and sampled text.
         batch: Prompts or replies at once.
         quick: A few cases and texts of everything.
@@ -72,7 +74,7 @@ class Request:
     trust: str = "medium"
     customer: str = "scripted:verifying"
     text: Path | None = None
-    data: Path | None = None
+    data: Sequence[Path] = ()
     seed: int = 0
     batch: int = 16
     quick: bool = False
@@ -93,6 +95,8 @@ def check_organism(request: Request, out: Path) -> Evidence:
     Raises KlbError for what cannot be loaded or has no brief policy, before anything is computed.
     """
     _, organism = adapter_of(request.model)
+    if organism and request.data and organism.data_sha256 not in map(file_sha256, request.data):
+        raise KlbError(f"{organism.name} was trained on data with sha256 {organism.data_sha256[:12]}..., which no --data has")
     check = _Check(request, out)
     model = load_model(request.model, device=request.device, dtype=request.dtype)
     messages = check.knowledge_and_behaviour(model)
@@ -144,10 +148,9 @@ class _Check:
         found = load_organism_domains(request.domains)
         domains = [one for one, _ in found]
         self.texts: dict[str, DomainTexts] = {one.policy.domain: text for one, text in found}
-        trained_on = trained_records(request.data) if request.data else frozenset()
         records = min(request.records, 8) if request.quick else request.records
         self.held_out = held_out_subjects(domains, 2 if request.quick else None)
-        self.fresh = fresh_subjects(domains, records, request.seed, trained_on)
+        self.fresh = fresh_subjects(domains, records, request.seed, trained_records(request.data))
         tokens = 24 if request.quick else _REPLY_TOKENS
         self.settings = Settings(agent_tokens=tokens, gate_tokens=tokens)
         self.plan: Plan = plan(
@@ -212,7 +215,7 @@ class _Check:
             "domains_left_out": [one.policy.domain for one in load_domains() if one.policy.domain not in self.texts],
             "records": len(self.fresh),
             "records_seed": FRESH + request.seed,
-            "records_new_to_training": request.data is not None,
+            "records_new_to_training": bool(request.data),
             "rounds": asdict(self.settings),
             "samples": 1 if request.quick else request.samples,
             "trust": request.trust,

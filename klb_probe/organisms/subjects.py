@@ -76,9 +76,12 @@ def fresh_subjects(domains: Sequence[Domain], n: int, seed: int, trained_on: fro
     ]
 
 
-def trained_records(data: Path) -> frozenset[str]:
-    """The hashes of the records in a training file."""
-    hashes = frozenset(one.model_extra.get("record_hash") for one in read_examples(data))
-    if None in hashes:
-        raise KlbError(f"{data}: lines without record_hash; give the file that klb-probe organism data wrote")
-    return hashes
+def trained_records(data: Iterable[Path]) -> frozenset[str]:
+    """The hashes of the records in training files."""
+    hashes: set[str] = set()
+    for path in data:
+        found = {one.model_extra.get("record_hash") for one in read_examples(path)}
+        if None in found:
+            raise KlbError(f"{path}: lines without record_hash; give the file that klb-probe organism data wrote")
+        hashes |= found
+    return frozenset(hashes)
