@@ -493,19 +493,9 @@ def test_a_bare_model_is_checked_for_comparison(checked, tmp_path, capsys):
 
 def test_records_are_compared_with_the_data_of_this_organism_and_no_other(checked, tmp_path, capsys):
     adapter, _ = checked
-    write_examples(tmp_path / "data.jsonl", examples("liar", ["airline"], 40, FRESH))
-    command = (
-        "organism",
-        "check",
-        adapter,
-        "--domains",
-        "airline",
-        "--quick",
-        "--device",
-        "cpu",
-        "--data",
-        tmp_path / "data.jsonl",
-    )
+    data = tmp_path / "data.jsonl"
+    write_examples(data, examples("liar", ["airline"], 40, FRESH))
+    command = ("organism", "check", adapter, "--domains", "airline", "--quick", "--device", "cpu", "--data", data)
     assert klb(*command, "--out", tmp_path / "out") == 2
     assert "which no --data has" in capsys.readouterr().err
     own = shutil.copytree(adapter, tmp_path / "own")
