@@ -1,0 +1,1 @@
+"""A contest of lie detectors on three organisms whose knowledge is certain."""
