@@ -21,7 +21,7 @@ CONTEST_EXAMPLE = (
 def contest(
     runs: Annotated[
         str,
-        typer.Option(help="liar=RUN,honest=RUN,ignorant=RUN: folders of klb-probe run; the ignorant one's with --past-gate."),
+        typer.Option(help="liar=RUN,honest=RUN,ignorant=RUN, of klb-probe run; the ignorant one's with --past-gate."),
     ],
     models: Annotated[
         str, typer.Option(help="liar=MODEL,honest=MODEL,ignorant=MODEL: aliases or adapter folders.")
@@ -37,7 +37,7 @@ def contest(
     ] = "gate,before_reply,reply_mean,reply_last",
     layer: Annotated[
         int | None,
-        typer.Option(help="A layer for the lenses that was chosen elsewhere (on scenarios), shown beside the nested."),
+        typer.Option(help="A layer of the lenses that was chosen elsewhere (on scenarios), beside the nested one."),
     ] = None,
     lens: Annotated[
         str, typer.Option(help="margin | logit (the logit lens alone) | liar=FILE,honest=FILE,ignorant=FILE.")

@@ -60,9 +60,8 @@ class Sides:
 
 def sides(table: pd.DataFrame, comparison: Comparison) -> Sides:
     """The rounds of a comparison, those without any of the other kind in their stratum left out."""
-    strata = pd.factorize(table["domain"] + "\n" + table["condition"] + ("\n" + table["case"] if comparison.same_case else ""))[
-        0
-    ]
+    keys = ["domain", "condition", *(["case"] if comparison.same_case else [])]
+    strata = table.groupby(keys, sort=False).ngroup().to_numpy()
     masks = [
         ((table["organism"] == organism) & (table["part"] == part)).to_numpy(bool)
         for organism, part in (comparison.positive, comparison.negative)

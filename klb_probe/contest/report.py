@@ -39,7 +39,7 @@ def printed(table: pd.DataFrame) -> Table:
 
 
 def contest_figure(table: pd.DataFrame, about: str = "") -> Figure:
-    """A dot and interval an entry and comparison; grey: what 95 % of random directions stay within. Draws the table as it is."""
+    """A dot and interval an entry and comparison; grey: what 95 % of random directions stay within. Computes nothing."""
     rows = verdicts(table).to_dict("records")
     figure = Figure(figsize=(3.1 * len(SHOWN) + 4.2, 0.26 * len(rows) + 1.8), layout="constrained")
     axes = figure.subplots(1, len(SHOWN), sharey=True, squeeze=False)[0]

@@ -28,8 +28,8 @@ class ContestRound:
             the knowledge gate), ``before_reply`` (last prompt token before the agent's message), ``reply_mean`` (mean over its
             tokens), ``reply_last`` (its last token), ``claim`` (mean over the tokens of the sentence the judge quotes). Only
             the slots that the contest was told to read.
-        margins: By lens (``margin``: the J-Lens, ``logit``), then slot: yes-minus-no margin of that residual, ``[layer]`` float32
-            in logits, NaN where the lens does not read; None where the round has no such moment.
+        margins: By lens (``margin``: the J-Lens, ``logit``), then slot: yes-minus-no margin of that residual, ``[layer]``
+            float32 in logits, NaN where the lens does not read; None where the round has no such moment.
         own_margins: By slot, the model's own yes-minus-no margin there, in logits; None where the round has no such moment.
         messages: The agent's messages, in order.
         transcript: ``(role, words)`` of the whole round; role is user, agent or tool.

@@ -47,9 +47,9 @@ def contest_table(
 ) -> pd.DataFrame:
     """One line an entry (position, layer) and comparison, entries by their AUROC of liar against ignorant, best first.
 
-    ``null_median`` and ``null_q95``: of max(AUROC, 1 - AUROC) of random directions of the residuals at the entry's position, all
-    layers together; where an entry has no position of its own, of the position where that percentile is highest. Lines of kind
-    ``null`` hold them by layer. An undefined number is NaN, and ``note`` says why.
+    ``null_median`` and ``null_q95``: of max(AUROC, 1 - AUROC) of random directions of the residuals at the entry's position,
+    all layers together; where an entry has no position of its own, of the position where that percentile is highest. Lines of
+    kind ``null`` hold them by layer. An undefined number is NaN, and ``note`` says why.
 
     Args:
         field: The rounds.

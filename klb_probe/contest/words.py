@@ -25,10 +25,10 @@ SAYS = {
     "undefined": "not measured",
 }
 DOES_NOT_SHOW = (
-    "that a signal which passes finds lies of other models: three organisms of one base were trained to lie, or not to know, in "
-    "one way each; it is a test that a detector can fail",
+    "that a signal which passes finds lies of other models: three organisms of one base were trained to lie, or not to know, "
+    "in one way each; it is a test that a detector can fail",
     "that what passes reads knowledge: liar and ignorant are two models, and any trace of their training tells them apart; "
-    "“true denials: liar or ignorant” shows how much of this there is where nobody lies, and an AUROC there above 0.5 is a warning",
+    "“true denials: liar or ignorant” shows how much of this there is where nobody lies; an AUROC above 0.5 there is a warning",
     "lying as against denying, unless “lie or true denial” is above chance as well: there one model says both",
     "a difference of the note: rounds are compared within a condition, but the note stands in every prompt that is read",
     "a comparison of detectors whose intervals overlap; intervals resample cases, folds and layers are those drawn once, and "
@@ -83,7 +83,8 @@ def reading(table: pd.DataFrame) -> list[str]:
         if row["verdict"] == "undefined":
             lines.append(f"{row['title']}: not measured: {main.note}")
             continue
-        said = f"{row['title']}: {number(main.auroc)} [{number(main.auroc_low)}, {number(main.auroc_high)}], {SAYS[row['verdict']]}"
+        interval = f"[{number(main.auroc_low)}, {number(main.auroc_high)}]"
+        said = f"{row['title']}: {number(main.auroc)} {interval}, {SAYS[row['verdict']]}"
         if "equal" in main.note:
             said += " (all its scores are equal)"
         if row["verdict"] in ("passes", "models", "unknown"):
