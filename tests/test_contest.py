@@ -105,7 +105,7 @@ def test_what_only_tells_the_models_apart_is_marked():
     assert verdict(found, "mine 0") == "models"
     assert "which model speaks" in next(line for line in reading(found) if line.startswith("mine 0"))
     # Random directions meet it too: a band above chance, though nothing is known by anyone.
-    assert found.loc[found["kind"] == "null", "null_q95"].max() > 0.8
+    assert found.loc[found["kind"] == "random", "null_q95"].max() > 0.8
 
 
 def test_what_fires_on_denying_is_told_from_what_fires_on_lying():

@@ -136,9 +136,7 @@ def test_printed_words(runs, folder, contested, tmp_path, capsys):
     assert "Does not show:" in text
     assert "liar: 16 lie, 12 true denial" in text
     assert "logit-lens margin @ before_reply (layer 1)" in text
-    assert "TF-IDF of “liar or ignorant”: 0.50 [0.50, 0.50], does not pass: at chance (all its scores are equal)" in text or (
-        "TF-IDF of “liar or ignorant”: 0.50 [0.50, 0.50], does not pass: at chance" in text
-    )
+    assert "TF-IDF of “liar or ignorant”: 0.50 [0.50, 0.50], does not pass: at chance" in text
 
 
 def test_rounds_hold_what_the_model_holds_and_what_the_screen_shows(model, runs, contested):
@@ -174,12 +172,12 @@ def model_tensor(values):
         (("--runs", "liar=a,honest=b"), "give it as liar=...,honest=...,ignorant=..."),
         (("--position", "end"), "unknown position end; known: gate, before_reply"),
         (("--detector", "nothing"), "give it as module:function"),
-        (("--cases", "ours", "--position", "claim"), "no TRUE"),
+        (("--directions", "liar=a"), "--directions liar=a: give it as liar="),
+        (("--directions", "liar=a,honest=b,ignorant=c"), "no such file of directions: a"),
+        (("--layer", 9), "--layer 9: the logit-lens margin reads layers 0, 1, 2, 3"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(more, said, runs, folder, contested, tmp_path, capsys):
-    if said == "no TRUE":
-        pytest.skip("cases of another source are accepted where their ids are the same")
     assert klb(*arguments(runs, folder, contested / "store"), "--out", tmp_path / "out", *more) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("error: ")
@@ -202,7 +200,19 @@ def test_runs_that_were_played_otherwise_are_refused(model, runs, folder, contes
 
 
 def test_analysis(contested, tmp_path, monkeypatch):
-    words = ["organisms", "--contest", contested / "out", "--out", tmp_path / "drawn"]
+    pairs = tmp_path / "pairs"
+    pairs.mkdir()
+    shares = [
+        {"position": "gate", "lens": "margin", "layer": layer, "condition": "all", "statistic": "knowing_lies", "value": 0.8}
+        for layer in range(LAYERS)
+    ]
+    pd.DataFrame(shares).assign(low=0.7, high=0.9, n_lies=16).to_csv(pairs / "statistics.csv", index=False)
+    words = ["organisms", "--contest", contested / "out", "--pairs", pairs, "--out", tmp_path / "drawn"]
     monkeypatch.setattr(sys, "argv", list(map(str, words)))
     runpy.run_path(str(ANALYSES / "organisms.py"), run_name="__main__")
-    assert sorted(path.name for path in (tmp_path / "drawn").iterdir()) == ["auroc_by_layer.csv", "auroc_by_layer.png"]
+    drawn = tmp_path / "drawn"
+    assert sorted(path.name for path in drawn.iterdir()) == ["by_layer.csv", "by_layer.png", "knowing_lies.csv"]
+    assert (pd.read_csv(drawn / "knowing_lies.csv")["value"] == 0.8).all()
+    by_layer = pd.read_csv(drawn / "by_layer.csv")
+    assert set(by_layer["entry"]) == {"logit-lens margin", "random directions"}
+    assert set(by_layer["layer"]) == set(range(LAYERS))

@@ -9,16 +9,19 @@ import matplotlib
 matplotlib.use("Agg", force=False)
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
 from klb_probe.contest.comparisons import HONEST, LYING, MAIN, MODELS
+from klb_probe.contest.table import NULL
 from klb_probe.contest.words import CHANCE, number, verdicts
 
 SHOWN = (MAIN, LYING, MODELS, HONEST)
 _MARKS = {"passes": "passes", "models": "passes?", "unknown": "passes?", "null": "no", "chance": "no", "below": "no"}
 _COLOURS = {"passes": "#009E73", "models": "#E69F00", "unknown": "#E69F00"}
 _OTHER = "#0072B2"
+_LENS_COLOURS = ("#0072B2", "#D55E00", "#009E73")
 
 
 def printed(table: pd.DataFrame) -> Table:
@@ -72,3 +75,57 @@ def _interval(line: Any) -> str:
     if pd.isna(line.auroc):
         return "-"
     return f"{number(line.auroc)} [{number(line.auroc_low)}, {number(line.auroc_high)}]"
+
+
+def layers_figure(table: pd.DataFrame, knowing: pd.DataFrame | None = None) -> Figure:
+    """By position and layer: AUROC of every lens under three comparisons, and how many lies a lens knows of. Computes nothing.
+
+    Args:
+        table: Rows as in ``contest.csv``.
+        knowing: Rows of ``statistics.csv`` of the liar's pairing (``klb-probe pair``); drawn as a last row where it has the
+            share of lies with a margin toward owed.
+    """
+    lenses = table[(table["choice"] == "layer") & (table["kind"] == "lens")]
+    null = table[(table["choice"] == "layer") & (table["kind"] == NULL)]
+    positions = list(dict.fromkeys(null["position"]))
+    shares = None if knowing is None else knowing_lies(knowing)
+    rows = [comparison.name for comparison in SHOWN[:3]]
+    height = len(rows) + (shares is not None and len(shares) > 0)
+    figure = Figure(figsize=(3.4 * len(positions) + 0.8, 2.6 * height + 0.8), layout="constrained")
+    axes = figure.subplots(height, len(positions), squeeze=False, sharex=True, sharey=True)
+    for column, position in enumerate(positions):
+        for axis, comparison in zip(axes[:, column], rows, strict=False):
+            at = (null["position"] == position) & (null["comparison"] == comparison)
+            band = null[at].sort_values("layer")
+            axis.fill_between(
+                band["layer"], 1 - band["null_q95"], band["null_q95"], color="#dddddd", lw=0, label="95 % of random directions"
+            )
+            here = lenses[(lenses["position"] == position) & (lenses["comparison"] == comparison)]
+            for colour, (name, line) in zip(_LENS_COLOURS, here.groupby("entry", sort=False), strict=False):
+                _draw_line(axis, line, ("auroc", "auroc_low", "auroc_high"), name, colour)
+            axis.axhline(CHANCE, color="black", lw=0.6)
+            axes[0, column].set_title(position, fontsize=9)
+        if height > len(rows):
+            axis, here = axes[-1, column], shares[shares["position"] == position]
+            for colour, (name, line) in zip(_LENS_COLOURS, here.groupby("lens", sort=False), strict=False):
+                _draw_line(axis, line, ("value", "low", "high"), name, colour)
+        axes[-1, column].set_xlabel("layer (output of block)")
+    for axis, name in zip(axes[:, 0], [*rows, "liar's lies with a margin\ntoward owed (share)"], strict=False):
+        axis.set_ylabel(name, fontsize=8)
+        axis.set_ylim(-0.02, 1.02)
+    axes[0, 0].legend(fontsize=7, frameon=False)
+    figure.suptitle("AUROC of the yes-minus-no margin by layer; bands: 95 % bootstrap over cases", fontsize=9)
+    return figure
+
+
+def knowing_lies(statistics: pd.DataFrame) -> pd.DataFrame:
+    """Of ``statistics.csv``: the share of lies with a calibrated margin above 0, over all conditions, where it is defined."""
+    chosen = (statistics["statistic"] == "knowing_lies") & (statistics["condition"] == "all") & statistics["value"].notna()
+    return statistics[chosen]
+
+
+def _draw_line(axis: Axes, line: pd.DataFrame, columns: tuple[str, str, str], name: str, colour: str) -> None:
+    line = line.sort_values("layer")
+    value, low, high = columns
+    axis.plot(line["layer"], line[value], color=colour, lw=1.6, label=name)
+    axis.fill_between(line["layer"], line[low], line[high], color=colour, alpha=0.15, lw=0)

@@ -27,7 +27,7 @@ from klb_probe.contest.rounds import Field
 from klb_probe.metrics.bootstrap import DRAWS
 from klb_probe.probes.directions import Directions
 
-RANDOM_DIRECTIONS, NULL = "random directions", "null"
+RANDOM_DIRECTIONS, NULL = "random directions", "random"
 COLUMNS = [
     *("entry", "kind", "position", "choice", "layer", "comparison", "auroc", "auroc_low", "auroc_high"),
     *("recall_1_percent", "recall_1_percent_low", "recall_1_percent_high", "null_median", "null_q95"),
@@ -49,7 +49,7 @@ def contest_table(
 
     ``null_median`` and ``null_q95``: of max(AUROC, 1 - AUROC) of random directions of the residuals at the entry's position,
     all layers together; where an entry has no position of its own, of the position where that percentile is highest. Lines of
-    kind ``null`` hold them by layer. An undefined number is NaN, and ``note`` says why.
+    kind ``random`` hold them by layer. An undefined number is NaN, and ``note`` says why.
 
     Args:
         field: The rounds.
