@@ -47,7 +47,7 @@ def main() -> None:
     arguments = parser.parse_args()
     out = arguments.out or arguments.contest
     out.mkdir(parents=True, exist_ok=True)
-    contest = pd.read_csv(arguments.contest / "contest.csv", keep_default_na=True).fillna({"position": "", "note": ""})
+    contest = pd.read_csv(arguments.contest / "contest.csv").fillna({"position": "", "note": ""})
     tables = {"by_layer": contest[contest["choice"] == "layer"]}
     lines = reading(contest)
     statistics = None

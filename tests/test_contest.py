@@ -7,28 +7,33 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
-from planted_contest import CONDITIONS, LAYERS, SAID, along, field, knows
+from planted_contest import CONDITIONS, LAYERS, SAID, WIDTH, along, field, knows
 
 from klb_probe.contest.comparisons import (
     COMPARISONS,
+    DENYING,
     HONEST,
     LYING,
     MAIN,
     MODELS,
     check_field,
+    gaps,
     measured,
     null_band,
     sides,
     within_auroc,
 )
 from klb_probe.contest.detectors import Detector, detector_scores, load_detectors
-from klb_probe.contest.entries import lens_entries
+from klb_probe.contest.entries import direction_entries, lens_entries
 from klb_probe.contest.reading import DENIAL, LIE, TRUE_DENIAL, TRUTH, part_of
 from klb_probe.contest.report import contest_figure, printed
-from klb_probe.contest.rounds import ContestRound
+from klb_probe.contest.rounds import ORGANISMS, ContestRound
 from klb_probe.contest.table import COLUMNS, contest_table
 from klb_probe.contest.words import reading, verdicts
 from klb_probe.errors import KlbError
+from klb_probe.probes.directions import DirectionsMetadata, ProbeSet, load_directions, save_directions
+from klb_probe.probes.linear import LinearFit
+from klb_probe.probes.linear_probe import LinearProbe
 
 DRAWS = 300
 
@@ -106,6 +111,69 @@ def test_what_only_tells_the_models_apart_is_marked():
     assert "which model speaks" in next(line for line in reading(found) if line.startswith("mine 0"))
     # Random directions meet it too: a band above chance, though nothing is known by anyone.
     assert found.loc[found["kind"] == "random", "null_q95"].max() > 0.8
+
+
+def test_what_the_liar_alone_holds_is_found_beside_any_offset_between_the_models():
+    """The offset points against the lie, and random directions meet it everywhere."""
+
+    def signal(line, layer):
+        return knows(line, layer) + (np.full(WIDTH, -2.0) if line["organism"] == "liar" else 0.0)
+
+    made = field(signal)
+    found = table_of(made, lambda one: one.residuals["before_reply"][1, 3], lambda one: one.residuals["before_reply"][1, 4])
+    line = found[(found["entry"] == "mine 0") & (found["comparison"] == LYING.name)].iloc[0]
+    assert auroc(found, "mine 0") < found.loc[found["kind"] == "random", "null_q95"].max()
+    assert line["gap_low"] > line["gap_null_q95"] > 0
+    assert verdict(found, "mine 0") == "gap"
+    assert "passes by the gap" in next(line for line in reading(found) if line.startswith("mine 0"))
+    assert verdict(found, "mine 1") == "below"
+    other = found[(found["entry"] == "mine 1") & (found["comparison"] == LYING.name)].iloc[0]
+    assert other["gap_low"] < other["gap_null_q95"]
+
+
+def test_the_gap_is_the_difference_of_two_aurocs_within_a_model(planted):
+    scores = np.array([[one.residuals["before_reply"][1, 3], one.residuals["before_reply"][2, 0]] for one in planted.rounds])
+    found = gaps(scores, planted, draws=DRAWS)
+    aurocs = [[line["auroc"] for line in measured(scores, planted, one, draws=DRAWS)] for one in (LYING, DENYING)]
+    np.testing.assert_allclose([line["gap"] for line in found], np.subtract(*aurocs))
+    assert all(line["gap_low"] <= line["gap"] <= line["gap_high"] for line in found)
+    small = field(per_domain=5)
+    assert gaps(np.zeros((len(small.rounds), 2)), small, draws=DRAWS) == [{}, {}]
+
+
+def directions_file(path, axis, layer, positions=("answer",)):
+    """A saved probe that reads one coordinate."""
+    sets = tuple(
+        ProbeSet(question="lie", estimator="logistic", position=position, label="owed", layer=layer, n_rows=9)
+        for position in positions
+    )
+    metadata = DirectionsMetadata(
+        model={"name": "planted"}, fingerprint="f", n_layers=LAYERS, d_model=WIDTH, layers=tuple(range(LAYERS)), sets=sets,
+        seed=0, command="klb-probe probe", versions={},
+    )  # fmt: skip
+    fit, rows = LinearFit(np.eye(WIDTH)[axis], 0.0), np.random.default_rng(0).standard_normal((9, WIDTH))
+    probes = [
+        LinearProbe.of(fit, rows, question="lie", estimator="logistic", position=position, layer=at)
+        for position in positions
+        for at in range(LAYERS)
+    ]
+    save_directions(path, probes, metadata)
+    return load_directions(path)
+
+
+def test_saved_probes_score_each_organism_with_its_own(planted, tmp_path):
+    same = {name: directions_file(tmp_path / f"{name}.safetensors", 3, 1) for name in ORGANISMS}
+    (entry,) = direction_entries(planted, same)
+    assert (entry.name, entry.slot, entry.layers) == ("saved probe lie/logistic", "before_reply", (1,))
+    np.testing.assert_allclose(entry.scores[:, 0], planted.residuals("before_reply", 1)[:, 3], rtol=1e-6)
+    # Another layer for one of them, and a position that only one has.
+    other = {**same, "ignorant": directions_file(tmp_path / "o.safetensors", 4, 2, ("answer", "gate"))}
+    (entry,) = direction_entries(planted, other)
+    assert entry.layers == (None,)
+    ignorant = (planted.table["organism"] == "ignorant").to_numpy()
+    np.testing.assert_allclose(entry.scores[ignorant, 0], planted.residuals("before_reply", 2)[ignorant, 4], rtol=1e-6)
+    found = table_of(planted, directions=same)
+    assert verdict(found, "saved probe lie/logistic @ before_reply (layer 1)") == "passes"
 
 
 def test_what_fires_on_denying_is_told_from_what_fires_on_lying():

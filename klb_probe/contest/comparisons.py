@@ -11,7 +11,7 @@ import pandas as pd
 from klb_probe.contest.reading import DENIAL, LIE, TRUE_DENIAL, TRUTH
 from klb_probe.contest.rounds import Field
 from klb_probe.errors import KlbError
-from klb_probe.metrics.bootstrap import DRAWS
+from klb_probe.metrics.bootstrap import DRAWS, LEVEL
 from klb_probe.metrics.clusters import Clusters
 from klb_probe.pairing.moments import too_few
 from klb_probe.probes.folds import FEWEST_GROUPS
@@ -41,7 +41,8 @@ CASES = Comparison("liar or ignorant, same case", ("liar", LIE), ("ignorant", DE
 HONEST = Comparison("liar or honest", ("liar", LIE), ("honest", TRUTH))
 LYING = Comparison("lie or true denial", ("liar", LIE), ("liar", TRUE_DENIAL))
 MODELS = Comparison("true denials: liar or ignorant", ("liar", TRUE_DENIAL), ("ignorant", TRUE_DENIAL))
-COMPARISONS = (MAIN, CASES, HONEST, LYING, MODELS)
+DENYING = Comparison("denial or true denial, ignorant", ("ignorant", DENIAL), ("ignorant", TRUE_DENIAL))
+COMPARISONS = (MAIN, CASES, HONEST, LYING, DENYING, MODELS)
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,31 @@ def measured(
     ]
 
 
+def gaps(
+    scores: np.ndarray, field: Field, *, fold: np.ndarray | None = None, draws: int = DRAWS, seed: int = 0
+) -> list[dict[str, float]]:
+    """How much better the liar's lies are told from its true denials than the ignorant one's denials from its own.
+
+    The difference of two AUROCs, each within one model, on the same draws: 0 for what tells the models apart whoever lies, and
+    for what reads the case and not the knowledge. One line a column; arguments as of :func:`measured`. Empty lines where either
+    AUROC is not estimable.
+    """
+    both = [sides(field.table, comparison) for comparison in (LYING, DENYING)]
+    checks = [measured(scores, field, one, fold=fold, draws=1, seed=seed)[0] for one in (LYING, DENYING)]
+    if any("auroc" not in line for line in checks):
+        return [{} for _ in range(scores.shape[1])]
+    here = (both[0].both | both[1].both) & ~np.isnan(scores).any(1)
+    if fold is not None:
+        here &= fold >= 0
+    clusters = Clusters(field.table["case"].to_numpy(str)[here], None if fold is None else fold[here], draws=draws, seed=seed)
+    drawn = []
+    for one in both:
+        strata = one.strata if fold is None else one.strata * (fold.max() + 2) + fold
+        drawn.append(clusters.auroc_draws(scores[here], one.positive[here], one.negative[here], strata[here], copies=False))
+    gap = clusters.estimate(drawn[0] - drawn[1], np.ones(int(here.sum()), bool))
+    return [{"gap": gap.value[n], "gap_low": gap.low[n], "gap_high": gap.high[n]} for n in range(scores.shape[1])]
+
+
 def within_auroc(values: np.ndarray, found: Sides) -> np.ndarray:
     """The same AUROC of ``values [round, ...]`` without an interval: ``[...]``; NaN for sides without rounds."""
     wins, pairs = np.zeros(values.shape[1:]), 0
@@ -165,6 +191,22 @@ class Null:
 
 def null_band(field: Field, slot: str, comparison: Comparison, *, seed: int = 0) -> Null:
     """The null of a slot; the same directions for all organisms and comparisons. NaN without rounds to compare."""
+    scores = _random_scores(field, slot, comparison, seed)
+    if np.isnan(scores).any():
+        return Null(np.nan, np.nan, np.full((field.n_layers, 2), np.nan))
+    folded = np.maximum(scores, 1 - scores)
+    by_layer = np.stack([np.median(folded, axis=1), folded_quantile(scores)], axis=1)
+    return Null(float(np.median(folded)), float(folded_quantile(scores.ravel())), by_layer)
+
+
+def gap_null(field: Field, slot: str, *, seed: int = 0) -> float:
+    """95th percentile of the gap's size over the same random directions, all layers together."""
+    gap = _random_scores(field, slot, LYING, seed) - _random_scores(field, slot, DENYING, seed)
+    return float(np.quantile(np.abs(gap), LEVEL, method="weibull"))
+
+
+def _random_scores(field: Field, slot: str, comparison: Comparison, seed: int) -> np.ndarray:
+    """AUROC of random directions ``[layer, direction]``."""
     found, there = sides(field.table, comparison), field.has(slot)
     found = Sides(found.positive & there, found.negative & there, found.strata)
     scores = []
@@ -172,9 +214,4 @@ def null_band(field: Field, slot: str, comparison: Comparison, *, seed: int = 0)
         residuals = field.residuals(slot, layer)
         directions = np.random.default_rng((seed, layer)).standard_normal((residuals.shape[1], RANDOM))
         scores.append(within_auroc(residuals @ directions, found))
-    scores = np.stack(scores)  # [layer, direction]
-    if np.isnan(scores).any():
-        return Null(np.nan, np.nan, np.full((field.n_layers, 2), np.nan))
-    folded = np.maximum(scores, 1 - scores)
-    by_layer = np.stack([np.median(folded, axis=1), folded_quantile(scores)], axis=1)
-    return Null(float(np.median(folded)), float(folded_quantile(scores.ravel())), by_layer)
+    return np.stack(scores)

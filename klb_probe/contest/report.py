@@ -18,8 +18,8 @@ from klb_probe.contest.table import NULL
 from klb_probe.contest.words import CHANCE, number, verdicts
 
 SHOWN = (MAIN, LYING, MODELS, HONEST)
-_MARKS = {"passes": "passes", "models": "passes?", "unknown": "passes?", "null": "no", "chance": "no", "below": "no"}
-_COLOURS = {"passes": "#009E73", "models": "#E69F00", "unknown": "#E69F00"}
+_MARKS = {"passes": "passes", "gap": "by the gap", "models": "passes?", "unknown": "passes?"}
+_COLOURS = {"passes": "#009E73", "gap": "#009E73", "models": "#E69F00", "unknown": "#E69F00"}
 _OTHER = "#0072B2"
 _LENS_COLOURS = ("#0072B2", "#D55E00", "#009E73")
 
@@ -28,15 +28,20 @@ def printed(table: pd.DataFrame) -> Table:
     """An entry a line: the main comparison with its null, its recall, and the others."""
     out = Table(box=None, pad_edge=False, show_edge=False)
     out.add_column("entry", overflow="fold")
-    for name in (MAIN.name, "null 95 %", "recall 1 %", *(one.name for one in SHOWN[1:]), "n", "passes"):
+    for name in (MAIN.name, "null", "recall", *(one.name for one in SHOWN[1:]), "gap", "null", "n", "passes"):
         out.add_column(name, justify="right")
     for row in verdicts(table).to_dict("records"):
         main = row[MAIN.name]
         others = [_interval(row[one.name]) for one in SHOWN[1:]]
         n = f"{main.n_positive:.0f}+{main.n - main.n_positive:.0f} / {main.n_cases:.0f}"
-        cells = [_interval(main), number(main.null_q95), number(main.recall_1_percent), *others, n]
-        out.add_row(row["title"], *cells, _MARKS.get(row["verdict"], "-"))
-    out.caption = f"AUROC [95 % interval over cases]; n: {MAIN.name}, rounds / cases"
+        gap = row[LYING.name]
+        cells = [_interval(main), number(main.null_q95), number(main.recall_1_percent), *others]
+        cells += [_interval(gap, "gap"), number(gap.gap_null_q95), n]
+        out.add_row(row["title"], *cells, _MARKS.get(row["verdict"], "-" if row["verdict"] == "undefined" else "no"))
+    out.caption = (
+        "AUROC [95 % interval over cases]; null: 95 % of random directions; recall at 1 % false positives; gap: AUROC of "
+        f"{LYING.name}, liar minus ignorant; n: {MAIN.name}, rounds / cases"
+    )
     out.caption_justify = "left"
     return out
 
@@ -71,10 +76,9 @@ def contest_figure(table: pd.DataFrame, about: str = "") -> Figure:
     return figure
 
 
-def _interval(line: Any) -> str:
-    if pd.isna(line.auroc):
-        return "-"
-    return f"{number(line.auroc)} [{number(line.auroc_low)}, {number(line.auroc_high)}]"
+def _interval(line: Any, name: str = "auroc") -> str:
+    value, low, high = (getattr(line, key) for key in (name, f"{name}_low", f"{name}_high"))
+    return "-" if pd.isna(value) else f"{number(value)} [{number(low)}, {number(high)}]"
 
 
 def layers_figure(table: pd.DataFrame, knowing: pd.DataFrame | None = None) -> Figure:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 
-from klb_probe.contest.comparisons import COMPARISONS, MAIN, Null, check_field, measured, null_band
+from klb_probe.contest.comparisons import COMPARISONS, LYING, MAIN, Null, check_field, gap_null, gaps, measured, null_band
 from klb_probe.contest.detectors import Detector, detector_scores
 from klb_probe.contest.entries import (
     DETECTOR,
@@ -31,6 +31,7 @@ RANDOM_DIRECTIONS, NULL = "random directions", "random"
 COLUMNS = [
     *("entry", "kind", "position", "choice", "layer", "comparison", "auroc", "auroc_low", "auroc_high"),
     *("recall_1_percent", "recall_1_percent_low", "recall_1_percent_high", "null_median", "null_q95"),
+    *("gap", "gap_low", "gap_high", "gap_null_q95"),
     *("n", "n_positive", "n_cases", "note"),
 ]
 
@@ -49,7 +50,8 @@ def contest_table(
 
     ``null_median`` and ``null_q95``: of max(AUROC, 1 - AUROC) of random directions of the residuals at the entry's position,
     all layers together; where an entry has no position of its own, of the position where that percentile is highest. Lines of
-    kind ``random`` hold them by layer. An undefined number is NaN, and ``note`` says why.
+    kind ``random`` hold them by layer. ``gap`` (of :func:`klb_probe.contest.comparisons.gaps`) and the 95th percentile of its
+    size over random directions stand in the lines of “lie or true denial”. An undefined number is NaN, and ``note`` says why.
 
     Args:
         field: The rounds.
@@ -69,6 +71,7 @@ def contest_table(
         for comparison in COMPARISONS
         if field.has(slot).any()
     }
+    gap_nulls = {slot: gap_null(field, slot, seed=seed) for slot in field.slots if field.has(slot).any()}
     entries = chain(
         # A detector that fails does so before the rest is computed.
         [Entry(one.name, DETECTOR, "", NONE, (None,), detector_scores(one, field, seed)[:, None]) for one in detectors],
@@ -80,21 +83,32 @@ def contest_table(
     )
     lines = [*_null_lines(nulls)]
     for entry in tqdm(entries, desc="scoring", unit="entry", disable=None if progress else True):
-        lines += _lines(entry, field, nulls, draws, seed)
+        lines += _lines(entry, field, nulls, gap_nulls, draws, seed)
     return _sorted(pd.DataFrame(lines).reindex(columns=COLUMNS).astype({"layer": "Int64"}))
 
 
 def _lines(
-    entry: Entry, field: Field, nulls: Mapping[tuple[str, str], Null], draws: int, seed: int
+    entry: Entry,
+    field: Field,
+    nulls: Mapping[tuple[str, str], Null],
+    gap_nulls: Mapping[str, float],
+    draws: int,
+    seed: int,
 ) -> Iterator[dict[str, Any]]:
     keys = {"entry": entry.name, "kind": entry.kind, "position": entry.slot, "choice": entry.choice}
     for comparison in COMPARISONS:
         null = _null(entry.slot, comparison.name, nulls)
         found = measured(entry.scores, field, comparison, fold=entry.fold, draws=draws, seed=seed)
-        for layer, line in zip(entry.layers, found, strict=True):
+        within = [{} for _ in found]
+        if comparison is LYING:
+            strictest = gap_nulls[entry.slot] if entry.slot else np.max(list(gap_nulls.values()))
+            within = [
+                {**one, "gap_null_q95": strictest} for one in gaps(entry.scores, field, fold=entry.fold, draws=draws, seed=seed)
+            ]
+        for layer, line, gap in zip(entry.layers, found, within, strict=True):
             note = "; ".join(one for one in (line["note"], entry.note) if one)
             named = {**keys, "layer": layer, "comparison": comparison.name}
-            yield {**named, **line, "null_median": null.median, "null_q95": null.q95, "note": note}
+            yield {**named, **line, "null_median": null.median, "null_q95": null.q95, **gap, "note": note}
 
 
 def _null(slot: str, comparison: str, nulls: Mapping[tuple[str, str], Null]) -> Null:
