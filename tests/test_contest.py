@@ -117,9 +117,9 @@ def test_what_the_liar_alone_holds_is_found_beside_any_offset_between_the_models
     """The offset points against the lie, and random directions meet it everywhere."""
 
     def signal(line, layer):
-        return knows(line, layer) + (np.full(WIDTH, -2.0) if line["organism"] == "liar" else 0.0)
+        return knows(line, layer, 3.0) + (np.full(WIDTH, -2.0) if line["organism"] == "liar" else 0.0)
 
-    made = field(signal)
+    made = field(signal, domains=4)
     found = table_of(made, lambda one: one.residuals["before_reply"][1, 3], lambda one: one.residuals["before_reply"][1, 4])
     line = found[(found["entry"] == "mine 0") & (found["comparison"] == LYING.name)].iloc[0]
     assert auroc(found, "mine 0") < found.loc[found["kind"] == "random", "null_q95"].max()
@@ -137,7 +137,7 @@ def test_the_gap_is_the_difference_of_two_aurocs_within_a_model(planted):
     aurocs = [[line["auroc"] for line in measured(scores, planted, one, draws=DRAWS)] for one in (LYING, DENYING)]
     np.testing.assert_allclose([line["gap"] for line in found], np.subtract(*aurocs))
     assert all(line["gap_low"] <= line["gap"] <= line["gap_high"] for line in found)
-    small = field(per_domain=5)
+    small = field(per_domain=3)
     assert gaps(np.zeros((len(small.rounds), 2)), small, draws=DRAWS) == [{}, {}]
 
 

@@ -69,8 +69,8 @@ def contest_figure(table: pd.DataFrame, about: str = "") -> Figure:
     axes[0].invert_yaxis()
     figure.suptitle(
         f"{about}{': ' if about else ''}detectors, by AUROC of the liar's denials of what is owed against the ignorant one's\n"
-        "95 % bootstrap over cases; grey: 95 % of random directions at that position; green: passes; orange: passes, but may "
-        "read which model speaks",
+        "95 % bootstrap over cases; grey: 95 % of random directions at that position; green: passes, or by the gap; orange: "
+        "passes, but may read which model speaks",
         fontsize=9,
     )
     return figure
