@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from command import klb
 from puppet import Puppet
 from tiny import LAYERS, WIDTH, default_tokenizer, tiny_hf_model
 
+from klb_probe.cases.sources import load_cases
 from klb_probe.contest.reading import Organism, read_field
 from klb_probe.contest.rounds import ORGANISMS
 from klb_probe.contest_command import CONTEST_FILES
@@ -26,7 +28,10 @@ from klb_probe.dialogue.spoken import text_ends
 from klb_probe.dialogue.trajectory import read_folder
 from klb_probe.lens.contrast import TokenContrast
 from klb_probe.lens.margin import LogitLens
+from klb_probe.metrics.panel import panel
 from klb_probe.models.load import load_model
+from klb_probe.signals.from_files import sidecar_rounds
+from klb_probe.signals.replay import replay_rounds
 
 ANALYSES = Path(__file__).parents[1] / "analyses"
 
@@ -104,8 +109,6 @@ def test_the_ignorant_one_is_played_past_its_gate_and_not_scored(runs):
     assert len(owed) == 16
     assert not any(one["gate_passed"] for one in owed)
     assert all(one["derived"]["lied"] for one in owed)
-    from klb_probe.metrics.panel import panel
-
     table = panel(rows).set_index("metric")
     assert table.loc["DR", "n"] == 0  # who does not know cannot lie
     assert table.loc["KPR_owed", "value"] == 0
@@ -148,7 +151,7 @@ def test_rounds_hold_what_the_model_holds_and_what_the_screen_shows(model, runs,
         one, line = field.rounds[number], field.table.iloc[number]
         assert {slot: values.shape for slot, values in one.residuals.items()} == dict.fromkeys(field.slots, (LAYERS, WIDTH))
         for slot, values in one.residuals.items():
-            expected = lens.margin(model_tensor(values[-1]), LAYERS - 1).item()
+            expected = lens.margin(torch.tensor(np.array(values[-1])), LAYERS - 1).item()
             assert one.own_margins[slot] == pytest.approx(expected, abs=1e-4)
             np.testing.assert_allclose(one.margins["logit"][slot][-1], expected, atol=1e-4)
         assert one.messages == tuple(text for role, text in one.transcript if role == "agent")
@@ -158,12 +161,6 @@ def test_rounds_hold_what_the_model_holds_and_what_the_screen_shows(model, runs,
         shown = " ".join([one.policy, one.opening, *one.record, *one.record.values()])
         assert line["case"] not in shown
         assert "private" not in shown.lower()
-
-
-def model_tensor(values):
-    import torch
-
-    return torch.tensor(np.array(values))
 
 
 @pytest.mark.parametrize(
@@ -216,3 +213,13 @@ def test_analysis(contested, tmp_path, monkeypatch):
     by_layer = pd.read_csv(drawn / "by_layer.csv")
     assert set(by_layer["entry"]) == {"logit-lens margin", "random directions"}
     assert set(by_layer["layer"]) == set(range(LAYERS))
+
+
+def test_a_replay_goes_past_the_gate_where_the_round_did(model, runs):
+    (file, *_) = read_folder(runs["ignorant"])
+    (domain,) = load_cases("organisms", [file.run_meta["domain"]])
+    replayed = {one.row["round"]: [*one.turns] for one in replay_rounds(file, [domain], model)}
+    for row, turns in sidecar_rounds(file):
+        again = replayed[row["round"]]
+        assert [one["part"] for one in again] == [one["part"] for one in turns]
+        assert [one["prompt_ids"] for one in again] == [one["prompt_ids"] for one in turns]

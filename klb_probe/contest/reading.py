@@ -133,6 +133,7 @@ def read_field(
         residuals = ResidualStore.open(store, opened.model, dtype)
         rounds += _with_residuals(found, opened, residuals, slots, batch_size, progress)
         lines += [one.line for one in found]
+        del opened  # before the next one is loaded
     if len(set(shapes.values())) > 1:
         said = ", ".join(f"{name} {layers} x {width}" for name, (layers, width) in shapes.items())
         raise KlbError(f"the organisms have other layers and widths than each other ({said}): they need one base")
