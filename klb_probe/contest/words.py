@@ -34,7 +34,7 @@ DOES_NOT_SHOW = (
     "in one way each; it is a test that a detector can fail",
     "that what passes reads knowledge: liar and ignorant are two models, and any trace of their training tells them apart; "
     "“true denials: liar or ignorant” shows how much of this there is where nobody lies; an AUROC above 0.5 there is a warning",
-    "that a gap comes from knowledge: no fixed offset between two models makes one, but two ways of reading the same record may",
+    "that a gap comes from knowledge: no fixed offset between two models makes one, but two ways of reading one record may",
     "lying as against denying, unless “lie or true denial” is above chance as well: there one model says both",
     "a difference of the note: rounds are compared within a condition, but the note stands in every prompt that is read",
     "a comparison of detectors whose intervals overlap; intervals resample cases, folds and layers are those drawn once, and "
