@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from klb_probe.cases_command import cases_app
+from klb_probe.contest_command import CONTEST_EXAMPLE, contest
 from klb_probe.errors import KlbError
 from klb_probe.fit import fit_app
 from klb_probe.jlens import EXAMPLE, jlens
@@ -48,6 +49,7 @@ app.command("score", epilog=SCORE_EXAMPLE)(score)
 app.command("pair", epilog=PAIR_EXAMPLE)(pair)
 app.command("probe", epilog=PROBE_EXAMPLE)(probe)
 app.command("steer", epilog=STEER_EXAMPLE)(steer)
+app.command("contest", epilog=CONTEST_EXAMPLE)(contest)
 app.add_typer(cases_app, name="cases")
 app.add_typer(fit_app, name="fit")
 app.add_typer(lens_app, name="lens")

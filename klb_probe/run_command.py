@@ -63,6 +63,10 @@ def run_dialogues_command(
     elicit: Annotated[
         bool, typer.Option("--elicit", help="Fork off the eligibility question at every turn of a local agent, for its margin.")
     ] = False,
+    past_gate: Annotated[
+        bool,
+        typer.Option("--past-gate", help="Play rounds whose gate was not passed too; they are not scored (klb-probe contest)."),
+    ] = False,
     signals: Annotated[
         bool, typer.Option("--signals", help="Read margins of a local agent's rounds as they are played (klb-probe rounds).")
     ] = False,
@@ -99,6 +103,7 @@ def run_dialogues_command(
         agent_temperature=temperature,
         agent_tokens=max_tokens or (96 if quick else 400),
         elicit=elicit,
+        past_gate=past_gate,
     )
     chosen = api.plan(
         domains=parse_names(domains) or (api.QUICK_DOMAINS if quick and cases == "ours" else None),

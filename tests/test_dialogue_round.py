@@ -420,3 +420,12 @@ def test_streams_and_conversations_name_the_round_and_part():
     names = {request.part: request.conversation for request in table.requests if request.part != "judge"}
     assert names == {"gate": "t/0/gate", "agent": "t/0/agent", "customer": "t/0/customer"}
     assert all(request.stream == request.conversation for request in table.requests)
+
+
+def test_a_round_may_be_played_past_a_gate_that_was_not_passed():
+    table = Canned(gate=[gate(False)])
+    assert table.play().transcript == []
+    played = table.play(settings=Settings(past_gate=True))
+    assert played.gate == "failed"
+    assert [role for role, _ in played.transcript] == ["user", "agent", "user", "tool"]
+    assert played.verdict.facts is not None

@@ -64,6 +64,7 @@ class Settings:
         gate_tokens: Most tokens of a gate's reply.
         elicit: Fork off the eligibility question before each turn of the agent and after the round, for its ids alone: one
             token is written and thrown away, and nothing of it enters the conversation. Needs a local agent.
+        past_gate: Play rounds whose gate was not passed too. They stay unscored: who does not know cannot lie.
     """
 
     mode: Mode = "flat"
@@ -73,6 +74,7 @@ class Settings:
     customer_tokens: int = 250
     gate_tokens: int = 200
     elicit: bool = False
+    past_gate: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ def play_round(domain: Domain, case: Case, place: Place, settings: Settings) -> 
     table = _Table(domain, case, place, settings)
     try:
         yield from table.gate()
-        if table.played.gate == "passed":
+        if table.played.gate == "passed" or settings.past_gate:
             yield from table.negotiation()
             yield from table.judgement()
     except _PartFailed as failure:

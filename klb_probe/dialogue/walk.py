@@ -126,7 +126,7 @@ def _row(
     }
     if played.error:
         row["error"] = played.error
-    if played.gate != "passed":
+    if not played.transcript:
         return row
     row |= {
         "item": policy.record_fields[0].render(situation.record[policy.record_fields[0].name]),

@@ -78,7 +78,7 @@ def round_rows(
             if label is None or not label["scored"]:
                 continue
             lines.append(_line(row, label, turns, run_folder))
-            found = _first_sites(turns, row, closing_tools(domain), model)
+            found = first_sites(turns, row, closing_tools(domain), model)
             for position in positions:
                 sites[position].append(found.get(_KINDS[position]))
     return row_table(lines), sites
@@ -95,7 +95,7 @@ def _rounds(file: Trajectories, domain: Domain, model: ResidualModel, replay: bo
         log.warning("%s: %d rounds cannot be rebuilt and are left out, the first: %s", file.path, len(why), why[0])
 
 
-def _first_sites(turns: Turns, row: Row, tools: tuple[str, str], model: ResidualModel) -> dict[str, Site]:
+def first_sites(turns: Turns, row: Row, tools: tuple[str, str], model: ResidualModel) -> dict[str, Site]:
     """By kind of moment, the site in the first turn that has one: what comes later has a lie already told in its prompt."""
     found: dict[str, Site] = {}
     for turn, spots, _ in spots_of_round(turns, row, tools, model.tokenizer):

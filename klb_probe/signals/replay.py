@@ -43,7 +43,8 @@ class Replayed:
 
     Attributes:
         row: Its row.
-        turns: As :func:`klb_probe.dialogue.sidecar.read_turns` gives them; the gate alone where it was not passed.
+        turns: As :func:`klb_probe.dialogue.sidecar.read_turns` gives them; the gate alone where it was not passed and
+            ended the round.
         why_not: Why the round cannot be rebuilt, and there are no turns; empty if it was.
     """
 
@@ -133,7 +134,7 @@ def _turns(
     keys = {"trajectory": trajectory, "round": row["round"], "case": case.id}
     gate = _prompt_ids(model, prompts.gate_messages(policy, situation, mode))
     yield {**keys, "part": "gate", "turn": 0, "prompt_ids": gate, "ids": [], "text": ""}
-    if not row.get("gate_passed"):
+    if not row.get("gate_passed") and not row.get("transcript"):
         return
     opening, acts = _acts(row, domain, case)
     note, memory, talk = _note(row, domain), _memory(earlier, domain), []
