@@ -316,7 +316,7 @@ def test_the_tables_name_n_and_both_sentences_are_there(run, folder, lens_file, 
 def test_an_interrupted_run_resumes_to_the_same_numbers(run, folder, lens_file, monkeypatch, capsys):
     from klb_probe.models import prefix
 
-    out, calls, read = folder.parent / "interrupted", [], prefix._read
+    out, calls, read = folder.parent / "interrupted", [], prefix._Walk.read
 
     def stop_half_way(*arguments):
         calls.append(1)
@@ -325,7 +325,7 @@ def test_an_interrupted_run_resumes_to_the_same_numbers(run, folder, lens_file, 
         return read(*arguments)
 
     command = ("jlens", "--model", folder, "--lens", lens_file, "--domains", "airline", "--out", out)
-    monkeypatch.setattr(prefix, "_read", stop_half_way)
+    monkeypatch.setattr(prefix._Walk, "read", stop_half_way)
     assert klb(*command) == 130
     assert "--resume" in capsys.readouterr().err
     assert json.loads((out / "run.json").read_text())["complete"] is False

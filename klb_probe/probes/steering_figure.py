@@ -38,7 +38,8 @@ def dose_response(summary: pd.DataFrame, title: str, at: str) -> Figure:
         before = here[(here["statistic"] == OTHER) & ~here["direction"].isin([PROBE, RANDOM])]["value"].item()
         without = column[-1].axhline(before, color="black", lw=0.8, ls=":", label="without intervention")
         column[-1].set_ylim(-0.03, 1.03)
-        column[0].set_title(framing)
+        counts = here[here["direction"] == PROBE].iloc[0]
+        column[0].set_title(f"{framing}\nn = {counts['n']:.0f} prompts, {counts['n_pairs']:.0f} pairs")
         column[-1].set_xlabel(f"dose {PLACES[at]}\n(mean residual norms of the layer)")
     for row, label in zip(axes, _TITLES.values(), strict=True):
         row[0].set_ylabel(label)
