@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from klb_probe.errors import KlbError
 from klb_probe.models.residual_model import ResidualModel
 
-HELD_OUT_SHARE, HELD_OUT_MOST = 0.05, 200
+HELD_OUT_SHARE, HELD_OUT_MOST = 0.05, 64
 # Rows of one length go together, but only within this many batches: the order stays random on a larger scale.
 _POOL = 16
 
