@@ -110,6 +110,11 @@ class ProbeResults:
     sets: list[ProbeSet]
     data: ProbeData
 
+    def __repr__(self) -> str:
+        """In a line: the fields hold every token of every prompt."""
+        found = ", ".join(map(str, self.sets)) or "no probe"
+        return f"ProbeResults of {self.data.model_name}: {found}; {len(self.data)} rows"
+
     def plot(self) -> Figure:
         """AUROC by layer; see :func:`klb_probe.probes.figures.auroc_by_layer`."""
         from klb_probe.probes.figures import auroc_by_layer
