@@ -86,13 +86,14 @@ def probe(
     from rich.console import Console
 
     from klb_probe.models.load import load_model
-    from klb_probe.probes.api import STORE, train_probes
+    from klb_probe.probes.api import STORE, check_runs, train_probes
     from klb_probe.probes.report import WIDTH
     from klb_probe.probes.results import ProbeOptions
     from klb_probe.rounds_command import open_lenses
 
     names = [[name.strip() for name in text.split(",")] for text in (question, estimators, positions)]
     options = ProbeOptions.checked(*names, split=split, shuffles=shuffles, seed=seed)
+    check_runs(options, run or ())
     console = Console(width=None if Console().is_terminal else WIDTH, highlight=False, markup=False)
     loaded = load_model(model, device=device, dtype=dtype, revision=revision, hooks=hooks or ())
     lenses, about = open_lenses(loaded, lens, contrast, "lead", "mean")

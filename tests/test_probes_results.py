@@ -281,3 +281,7 @@ def test_results_are_shown_in_a_line():
     assert repr(results).startswith("ProbeResults of ")
     assert "framing/mean_difference/answer" in repr(results)
     assert len(repr(results)) < 200
+
+
+def test_one_name_is_one_name():
+    assert ProbeOptions(questions="lie", positions="answer").questions == ("lie",)

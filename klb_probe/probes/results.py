@@ -66,6 +66,11 @@ class ProbeOptions:
     shuffles: int = 5
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("questions", "estimators", "positions"):
+            given = getattr(self, name)
+            object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))  # one name is one, not letters
+
     @classmethod
     def checked(
         cls,
