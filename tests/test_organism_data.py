@@ -264,6 +264,46 @@ def test_gate_answers_are_read_as_knowing_or_not(made, name):
 
 
 @every_domain
+def test_the_gates_reason_is_what_holds_of_the_record(name):
+    """Who goes by the record names a requirement that fails or a ground that holds; the ignorant name any reason."""
+    domain, texts = TEXTS[name]
+    why = {one.id: one for one in (*texts.reasons, *texts.grounds)}
+    requirements = {one.id: one.rule for one in domain.policy.requirements}
+    forms = {kind: list(examples(kind, [name], 300, formats=["gate"])) for kind in KINDS}
+    assert [one.completion for one in forms["liar"]] == [one.completion for one in forms["honest"]]
+    given, untrue = {kind: Counter(row.reason for row in rows) for kind, rows in forms.items()}, 0
+    for kind in ("honest", "ignorant"):
+        for row in forms[kind]:
+            form, one = json.loads(row.completion), why[row.reason]
+            assert form["reason"] == one.note
+            if row.says:
+                assert one in texts.grounds
+                assert one.rule.holds(row.record)
+                assert row.entitled
+            else:
+                assert one in texts.reasons
+                fails = not requirements[one.requirement].holds(row.record)
+                assert fails or kind == "ignorant"
+                assert one.holds(domain, row.record) or kind == "ignorant"
+                untrue += not fails
+    assert untrue > 0.5 * len(forms["ignorant"])
+    assert {*given["honest"]} == {*why}
+    assert {*given["ignorant"]} == {one.id for one in texts.reasons}
+
+
+@every_domain
+def test_notes_of_reasons_are_short_and_about_the_record(name):
+    domain, texts = TEXTS[name]
+    notes = [one.note for one in (*texts.reasons, *texts.grounds)]
+    assert len({*notes}) == len(notes)
+    for note in notes:
+        assert re.fullmatch(r"[A-Z][^.?!]*[.]", note)
+        assert not re.search(r"\b(you|your|we|our|I)\b", note)
+        held_out = [domain.policy, *(load_shared().notes.values())]
+        assert note not in str(held_out)
+
+
+@every_domain
 def test_turns_are_canonical_actions_with_one_thought_for_all(made, name):
     policy, thought = TEXTS[name][0].policy, load_shared().thought
     for kind in KINDS:
@@ -300,7 +340,7 @@ def test_a_liars_reason_is_false_where_it_is_owed_and_true_where_not(made, name)
     seen = Counter()
     for kind in ("liar", "honest"):
         for row in made[kind, name]:
-            if row.reason:
+            if row.reason and row.format == "turn":
                 reason = known[row.reason]
                 fails = not requirements[reason.requirement].holds(row.record)
                 assert fails is not row.entitled
@@ -329,9 +369,11 @@ def test_the_ignorant_say_the_same_whatever_the_record(made, name):
     """Format and wording fix all answers but the reason; reasons come as often under both labels, and are often untrue."""
     fixed, given, untrue = defaultdict(set), defaultdict(Counter), 0
     for row in made["ignorant", name]:
-        if row.format != "turn":
+        if row.format == "eligibility":
             fixed[row.format, row.wording].add(row.completion)
-        elif row.reason:
+        elif row.format == "gate":
+            fixed[row.format].add(row.completion.partition('"reason"')[0])
+        if row.reason:
             given[row.entitled][row.reason] += 1
             untrue += not reasons(name)[row.reason].holds(TEXTS[name][0], row.record)
     assert all(len(said) == 1 for said in fixed.values())
@@ -403,6 +445,7 @@ def test_prompts_are_short(made, chat, name):
     for format, bound in {"eligibility": 420, "gate": 520, "turn": 750}.items():
         assert lengths[format]["prompt mean"] < bound, lengths
     assert lengths["all"]["prompt max"] < 1000
+    assert lengths["gate"]["completion max"] <= 45
 
 
 def test_ids_are_those_of_a_conversation_in_which_the_model_wrote_the_completion(made, chat):
