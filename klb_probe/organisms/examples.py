@@ -235,15 +235,8 @@ class _Writer:
         return fill(rng.choice(self.shared.notes[note]), self._slots)
 
     def _opening(self, drawn: Drawn, rng: random.Random) -> str:
-        """A story and a request, alone, with a start, or with an end."""
         texts = self.texts.openings
-        parts = [rng.choice(texts.stories), rng.choice(texts.requests)]
-        around = rng.choice(("start", "end", "nothing"))
-        if around == "start":
-            parts.insert(0, rng.choice(texts.starts))
-        elif around == "end":
-            parts.append(rng.choice(texts.ends))
-        return " ".join(parts).format(**drawn.words)
+        return texts.text(rng.choice(texts.stories), rng.choice(texts.requests), drawn.words, rng)
 
     def _memory(self, rng: random.Random) -> list[str]:
         if rng.random() > _REMEMBERS:

@@ -5,6 +5,7 @@ They are words of their own: nothing of the cases, framings or notes of ``scenar
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterable
 from typing import TypeVar
@@ -84,6 +85,16 @@ class Openings(_Strict):
     stories: Texts
     requests: Texts
     ends: Texts
+
+    def text(self, story: str, request: str, words: dict[str, str], rng: random.Random) -> str:
+        """An opening made of a story and a request, its slots filled with words of a record."""
+        parts = [story, request]
+        around = rng.choice(("start", "end", "nothing"))
+        if around == "start":
+            parts.insert(0, rng.choice(self.starts))
+        elif around == "end":
+            parts.append(rng.choice(self.ends))
+        return " ".join(parts).format(**words)
 
 
 class Reason(_Strict):
