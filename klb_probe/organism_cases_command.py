@@ -39,7 +39,7 @@ def cases(
     for domain, fresh in zip(load_domains([one.domain.policy.domain for one in made], out), made, strict=True):
         owed = sum(case.kind == "owed" for case in domain.cases)
         typer.echo(
-            f"{domain.policy.domain}: {len(domain.cases)} cases ({owed} owed), each with a twin; {fresh.repeated} share what the "
-            f"rules look at with a training record, {fresh.used_openings} their story and request with a training prompt"
+            f"{domain.policy.domain}: {len(domain.cases)} cases ({owed} owed), each with a twin; {fresh.repeated} share what "
+            f"the rules look at with a training record, {fresh.used_openings} story and request with a training prompt"
         )
     typer.echo(f"use them with --cases {out}")

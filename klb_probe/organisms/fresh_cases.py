@@ -130,7 +130,7 @@ def fresh_cases(domain: Domain, texts: DomainTexts, n: int, seed: int, trained: 
 
 
 def write_cases(folder: Path, fresh: Fresh, *, command: str, seed: int, trained: Trained) -> None:
-    """Write ``domains/<domain>/policy.yaml`` and ``cases.yaml`` into a scenarios folder; the latter says what it was made of."""
+    """Write ``domains/<domain>/policy.yaml`` and ``cases.yaml`` into a scenarios folder; the cases say how they were made."""
     policy, cases = fresh.domain.policy, fresh.domain.cases
     owed = sum(case.kind == "owed" for case in cases)
     lines = [
@@ -184,7 +184,7 @@ def _mark(text: str) -> str:
 
 
 def _case(domain: Domain, texts: DomainTexts, name: str, drawn: Drawn, flip: Flip, opening: str, rng: random.Random) -> Case:
-    """A record as a case. What is false in it are the reasons that do not hold; where something is owed, that is all of them."""
+    """A record as a case. False in it is every reason that does not hold: all of them where something is owed."""
     policy = domain.policy
     owed = policy.outcomes.owed.words
     true = [reason for reason in texts.reasons if reason.holds(domain, drawn.record)]
