@@ -96,7 +96,7 @@ def evaluate(
     if path.suffix == ".safetensors":
         raise KlbError(f"{path} is a margin lens: it has no vocabulary to rank; pass a full Jacobian lens file")
     folder = out or default_folder("lens-eval", model)
-    check_folder(folder, overwrite=overwrite, resume=False)
+    check_folder(folder, overwrite=overwrite)
 
     from rich.console import Console
     from tqdm.auto import tqdm

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from klb_probe.options import Domains, parse_names
+from klb_probe.organism_cases_command import CASES_EXAMPLE, cases
 from klb_probe.organism_check_command import CHECK_EXAMPLE, check
 from klb_probe.organism_train_command import TRAIN_EXAMPLE, train
 
@@ -101,5 +102,6 @@ def _samples(rows: list[Example]) -> list[str]:
     return lines
 
 
+organism_app.command("cases", epilog=CASES_EXAMPLE)(cases)
 organism_app.command("train", epilog=TRAIN_EXAMPLE)(train)
 organism_app.command("check", epilog=CHECK_EXAMPLE)(check)

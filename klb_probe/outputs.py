@@ -17,15 +17,19 @@ def default_folder(command: str, model: str) -> Path:
     return Path("outputs") / f"{command}-{safe}-{dt.datetime.now():%Y%m%d-%H%M%S}"
 
 
-def check_folder(folder: Path, *, overwrite: bool, resume: bool) -> None:
-    """Refuse a folder that holds anything, unless told to overwrite or to resume; nothing is touched yet."""
+def check_folder(folder: Path, *, overwrite: bool, resume: bool | None = None) -> None:
+    """Refuse a folder that holds anything, unless told to overwrite or to resume; nothing is touched yet.
+
+    ``resume`` is None for a command that has no such option.
+    """
     if overwrite and resume:
         raise KlbError("pass --overwrite or --resume, not both")
     if folder.exists() and not folder.is_dir():
         raise KlbError(f"--out {folder} is a file, not a folder")
     check_writable(folder)
     if folder.is_dir() and any(folder.iterdir()) and not (overwrite or resume):
-        raise KlbError(f"--out {folder} exists; pass --resume to continue that run or --overwrite to replace it")
+        go_on = "" if resume is None else "--resume to continue that run or "
+        raise KlbError(f"--out {folder} exists; pass {go_on}--overwrite to replace it, or name another folder")
 
 
 def check_writable(path: Path) -> None:

@@ -39,7 +39,7 @@ def pair(
     from klb_probe.outputs import check_folder
 
     folder = out or signals / "pairs"
-    check_folder(folder, overwrite=overwrite, resume=False)
+    check_folder(folder, overwrite=overwrite)
 
     from klb_probe.dialogue.trajectory import read_folder
     from klb_probe.pairing.baselines import baselines

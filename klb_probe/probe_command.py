@@ -81,35 +81,48 @@ def probe(
 
     started, arguments = time.time(), {k: plain_argument(v) for k, v in locals().items() if k in probe.__annotations__}
     folder = out or default_folder("probe", model)
-    check_folder(folder, overwrite=overwrite, resume=False)
+    check_folder(folder, overwrite=overwrite)
 
     from rich.console import Console
 
     from klb_probe.models.load import load_model
-    from klb_probe.probes.api import STORE, train_probes
+    from klb_probe.probes.api import STORE, check_runs, train_probes
+    from klb_probe.probes.report import WIDTH
     from klb_probe.probes.results import ProbeOptions
     from klb_probe.rounds_command import open_lenses
 
     names = [[name.strip() for name in text.split(",")] for text in (question, estimators, positions)]
     options = ProbeOptions.checked(*names, split=split, shuffles=shuffles, seed=seed)
-    console = Console(width=None if Console().is_terminal else 132, highlight=False, markup=False)
+    check_runs(options, run or ())
+    console = Console(width=None if Console().is_terminal else WIDTH, highlight=False, markup=False)
     loaded = load_model(model, device=device, dtype=dtype, revision=revision, hooks=hooks or ())
     lenses, about = open_lenses(loaded, lens, contrast, "lead", "mean")
-    results = train_probes(
-        loaded,
-        lenses[0],
-        options,
-        domains=parse_names(domains),
-        cases=cases,
-        root=scenarios,
-        quick=quick,
-        full=full,
-        runs=run or (),
-        replay=replay,
-        store=store or STORE,
-        store_dtype=store_dtype,
-        batch_size=batch,
+    style, where = loaded.chat.style, f"{str(loaded.dtype)[6:]} on {loaded.device}"
+    console.print(f"model     {loaded.name}, {loaded.n_layers} layers, {where}; {style}", soft_wrap=True)
+    console.print(
+        f"reading   residuals at {', '.join(options.positions)} into {store or STORE}, as far as they are not there",
+        soft_wrap=True,
     )
+    try:
+        results = train_probes(
+            loaded,
+            lenses[0],
+            options,
+            domains=parse_names(domains),
+            cases=cases,
+            root=scenarios,
+            quick=quick,
+            full=full,
+            runs=run or (),
+            replay=replay,
+            store=store or STORE,
+            store_dtype=store_dtype,
+            batch_size=batch,
+        )
+    except KeyboardInterrupt:
+        go_on = "and the same command goes on from there"
+        console.print(f"stopped: what was read is kept in {store or STORE}, {go_on}", soft_wrap=True)
+        raise
     data = results.data
     if overwrite:
         clear(folder, PROBE_FILES)
@@ -155,11 +168,15 @@ def write_results(folder: Path, results: ProbeResults, model: Any, record: dict[
 
 def print_results(console: Any, results: ProbeResults, folder: Path) -> None:
     """The table, what it says in words, and what it does not."""
-    from klb_probe.probes.reading import DOES_NOT_SHOW, reading
-    from klb_probe.probes.report import table, transfer_table
+    from rich.console import Console
 
-    console.print(table(results.probes))
-    console.print(transfer_table(results.transfer))
+    from klb_probe.probes.reading import DOES_NOT_SHOW, reading
+    from klb_probe.probes.report import WIDTH, table, transfer_table
+
+    # A narrower terminal breaks the tables' lines, and hides no number.
+    wide = Console(file=console.file, width=max(console.width, WIDTH), highlight=False, markup=False)
+    wide.print(table(results.probes))
+    wide.print(transfer_table(results.transfer))
     for line in (*reading(results.probes, results.transfer), "Does not show:", *(f"- {line}" for line in DOES_NOT_SHOW)):
         console.print(line)
     console.print(f"Files in {folder}: {', '.join(PROBE_FILES)}", soft_wrap=True)

@@ -44,7 +44,7 @@ def rounds(
     from klb_probe.signals.signals_file import MANIFEST, SIGNALS
 
     folder = out or run / "signals"
-    check_folder(folder, overwrite=overwrite, resume=False)
+    check_folder(folder, overwrite=overwrite)
 
     from tqdm.auto import tqdm
 

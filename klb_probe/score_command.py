@@ -84,7 +84,7 @@ def _check_out(folder: Path, *, overwrite: bool) -> None:
 
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
         raise KlbError(f"--out {folder} exists; pass --overwrite to replace it")
-    check_folder(folder, overwrite=overwrite, resume=False)
+    check_folder(folder, overwrite=overwrite)
 
 
 def _record(

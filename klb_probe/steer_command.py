@@ -79,7 +79,7 @@ def steer(
     started, arguments = time.time(), {k: plain_argument(v) for k, v in locals().items() if k in steer.__annotations__}
     modes, doses, at = _modes(mode), _scales(scales), _at(at)
     folder = out or default_folder("steer", model)
-    check_folder(folder, overwrite=overwrite, resume=False)
+    check_folder(folder, overwrite=overwrite)
 
     import torch
     from rich.console import Console
@@ -110,7 +110,8 @@ def steer(
     ids = [loaded.chat.encode(scenario.system, scenario.user) for scenario in scenarios]
     labels = _labels(scenarios)
 
-    console = Console(width=max(Console().width, _WIDTH), highlight=False, markup=False)
+    console = Console(width=None if Console().is_terminal else _WIDTH, highlight=False, markup=False)
+    wide = Console(width=max(console.width, _WIDTH), highlight=False, markup=False)
     named = f"{chosen.question} ({chosen.estimator}, {chosen.position}), layer {chosen.layer}"
     console.print(f"model      {loaded.name}, {loaded.n_layers} layers, {str(loaded.dtype)[6:]} on {loaded.device}")
     console.print(f"direction  {named}; a dose of 1 is a norm of {float(chosen.norm):.3g}")
@@ -145,10 +146,10 @@ def steer(
     }
     _write(folder, summary, effects, replies, f"{loaded.name}: {named}", at, record)
     console.print()
-    console.print(report.table(summary))
+    wide.print(report.table(summary))
     console.print(report.what_it_shows(summary, at))
     if replies is not None:
-        console.print(_begin_table(replies))
+        wide.print(_begin_table(replies))
     console.print(report.does_not_show(at))
     written = [name for name in STEER_FILES if (folder / name).exists()]
     console.print(f"Files in {folder}: {', '.join(written)}", soft_wrap=True)

@@ -35,7 +35,7 @@ from klb_probe.probes.directions import DirectionsMetadata, ProbeSet, load_direc
 from klb_probe.probes.linear import LinearFit
 from klb_probe.probes.linear_probe import LinearProbe
 
-DRAWS = 300
+DRAWS = 150
 
 
 def table_of(made, *detectors, **keys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import runpy
 import sys
@@ -46,6 +47,14 @@ class Ignorant(Puppet):
         said = super()._one(request)
         ids = self.model.tokenizer(text, add_special_tokens=False)["input_ids"]
         return Reply(text, prompt_ids=said.prompt_ids, ids=tuple(ids), ends=text_ends(self.model.tokenizer, ids, text))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_model():
+    """The three organisms are one model: it is loaded once, not for each of them in each command."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("klb_probe.models.load.load_model", functools.cache(load_model))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +107,8 @@ DETECTOR = "def score(one):\n    return float(one.margins['logit']['before_reply
 def contested(runs, folder, tmp_path_factory):
     root = tmp_path_factory.mktemp("contest")
     (root / "mine.py").write_text(DETECTOR)
-    code = klb(*arguments(runs, folder, root / "store"), "--detector", root / "mine.py:score", "--out", root / "out")
+    mine = ("--detector", root / "mine.py:score", "--position", "gate,before_reply")
+    code = klb(*arguments(runs, folder, root / "store"), *mine, "--out", root / "out")
     assert code == 0
     return root
 

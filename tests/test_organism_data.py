@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import json
 import math
-import random
 import re
 from collections import Counter, defaultdict
 
@@ -29,8 +28,8 @@ from klb_probe.models.load import load_chat
 from klb_probe.organisms import data
 from klb_probe.organisms.answers import KINDS
 from klb_probe.organisms.examples import encode_example, end_of_turn, examples
-from klb_probe.organisms.records import RecordSampler, deciding_fields, record_hash
-from klb_probe.organisms.texts import PLAIN_NOTES, PRESSURE_NOTES, load_organism_domains, load_shared
+from klb_probe.organisms.records import deciding_fields, record_hash
+from klb_probe.organisms.texts import PLAIN_NOTES, PRESSURE_NOTES, fill, load_organism_domains, load_shared
 
 FIRST = "airline"
 TEXTS = {domain.policy.domain: (domain, texts) for domain, texts in load_organism_domains()}
@@ -41,7 +40,7 @@ every_domain = pytest.mark.parametrize("name", NAMES)
 
 def size(name, kind="liar"):
     """How many examples are looked at."""
-    return (2000 if name == FIRST else 700) // (1 if kind == "liar" else 2)
+    return (600 if name == FIRST else 400) // (1 if kind == "liar" else 2)
 
 
 @pytest.fixture(scope="module")
@@ -107,10 +106,9 @@ def test_most_pairs_differ_in_one_deciding_field_and_no_value_but_a_bar_stands_u
 
 
 @every_domain
-def test_number_words_stand_at_both_sides_of_every_bound(name):
-    domain, texts = TEXTS[name]
-    sampler, rng = RecordSampler(domain, texts.records), random.Random(1)
-    drawn = [one.record for _ in range(300) for one in sampler.pair(rng)]
+def test_number_words_stand_at_both_sides_of_every_bound(made, name):
+    domain = TEXTS[name][0]
+    drawn = [row.record for row in made["liar", name]]
     for requirement in domain.policy.requirements:
         for leaf in requirement.rule.leaves():
             assert {leaf.holds(record) for record in drawn} == {True, False}, leaf
@@ -159,16 +157,20 @@ def test_the_description_counts_no_overlap_and_would_count_one(made, name):
 
 
 @every_domain
-def test_no_combination_of_the_texts_shares_six_words_with_any_held_out_text(name):
+def test_no_combination_of_the_texts_shares_six_words_with_any_held_out_text(made, name):
     """Every pair of sentences that can stand side by side, against the openings, framings and notes of all domains."""
     domain, texts = TEXTS[name]
     every = load_domains()
-    example = next(examples("liar", [name], 2))
+    example = made["liar", name][0]
     words = {"first": "Leo", "flight": "4321", "city": "Omaha", "item": "tea kettle", "part": "seat rail"}
     parts = texts.openings
     beside = (parts.starts, parts.stories), (parts.stories, parts.requests), (parts.requests, parts.ends)
     openings = [" ".join(two).format(**words) for sides in beside for two in itertools.product(*sides)]
-    notes = {row.note_text for row in examples("liar", [name], 400, seed=5)}
+    policy, outcomes = domain.policy, domain.policy.outcomes
+    slots = {"customer": policy.customer_word, "record": policy.record_word, "institution": policy.institution}
+    slots |= {"owed": outcomes.owed.words, "favored": outcomes.favored.words}
+    notes = {fill(note, slots) for kind in load_shared().notes.values() for note in kind}
+    assert notes >= {row.note_text for row in made["liar", name]} - {""}
     assert len(openings) > 2000
     rows = [dataclasses.replace(example, opening=text, note_text="") for text in openings]
     rows += [dataclasses.replace(example, opening="", note_text=text) for text in notes]
@@ -180,11 +182,25 @@ def test_no_combination_of_the_texts_shares_six_words_with_any_held_out_text(nam
 
 @every_domain
 def test_a_bag_of_words_stays_near_chance_within_notes(made, name):
-    words = data.bag_of_words(made["liar", name], [OURS[name]])
-    assert words["mean within notes"] < 0.57
+    near_chance(made["liar", name], name, margin=1)
+
+
+@pytest.mark.slow
+@every_domain
+def test_a_bag_of_words_that_read_much_stays_near_chance_within_notes(name):
+    near_chance(list(examples("liar", [name], 2000 if name == FIRST else 700)), name, margin=0)
+
+
+def near_chance(rows, name, margin):
+    """The bounds hold with so many standard errors to spare."""
+
+    def error(n):
+        return math.sqrt(1 / (3 * n))  # of the AUROC of a chance score
+
+    words = data.bag_of_words(rows, [OURS[name]])
+    assert words["mean within notes"] < 0.57 + margin * error(len(rows))
     for note, row in words["within notes"].items():
-        error = math.sqrt(1 / (3 * row["n"]))  # of the AUROC of a chance score
-        assert row["auroc"] < 0.6 + error, (note, row)
+        assert row["auroc"] < 0.6 + (1 + margin) * error(row["n"]), (note, row)
     assert words["best word"]["auroc"] < 0.6
 
 
@@ -264,6 +280,49 @@ def test_gate_answers_are_read_as_knowing_or_not(made, name):
 
 
 @every_domain
+def test_the_gates_reason_is_what_holds_of_the_record(made, name):
+    """Who goes by the record names a requirement that fails or a ground that holds; the ignorant name any reason."""
+    domain, texts = TEXTS[name]
+    why = {one.id: one for one in (*texts.reasons, *texts.grounds)}
+    requirements = {one.id: one.rule for one in domain.policy.requirements}
+    forms = {
+        "honest": [*examples("honest", [name], 160, seed=1, formats=["gate"]), *(one for one in made["liar", name])],
+        "ignorant": [*examples("ignorant", [name], 120, seed=1, formats=["gate"])],
+    }
+    forms = {kind: [one for one in rows if one.format == "gate"] for kind, rows in forms.items()}
+    given, untrue = {kind: Counter(row.reason for row in rows) for kind, rows in forms.items()}, 0
+    for kind in ("honest", "ignorant"):
+        for row in forms[kind]:
+            form, one = json.loads(row.completion), why[row.reason]
+            assert form["reason"] == one.note
+            if row.says:
+                assert one in texts.grounds
+                assert one.rule.holds(row.record)
+                assert row.entitled
+            else:
+                assert one in texts.reasons
+                fails = not requirements[one.requirement].holds(row.record)
+                assert fails or kind == "ignorant"
+                assert one.holds(domain, row.record) or kind == "ignorant"
+                untrue += not fails
+    assert untrue > 0.5 * len(forms["ignorant"])
+    assert {*given["honest"]} == {*why}
+    assert {*given["ignorant"]} == {one.id for one in texts.reasons}
+
+
+@every_domain
+def test_notes_of_reasons_are_short_and_about_the_record(name):
+    domain, texts = TEXTS[name]
+    notes = [one.note for one in (*texts.reasons, *texts.grounds)]
+    assert len({*notes}) == len(notes)
+    for note in notes:
+        assert re.fullmatch(r"[A-Z][^.?!]*[.]", note)
+        assert not re.search(r"\b(you|your|we|our|I)\b", note)
+        held_out = [domain.policy, *(load_shared().notes.values())]
+        assert note not in str(held_out)
+
+
+@every_domain
 def test_turns_are_canonical_actions_with_one_thought_for_all(made, name):
     policy, thought = TEXTS[name][0].policy, load_shared().thought
     for kind in KINDS:
@@ -281,12 +340,13 @@ def test_turns_are_canonical_actions_with_one_thought_for_all(made, name):
                     assert environment.apply(action).closed
                 closed[row.stage] += 1
             else:
+                assert row.stage != "last"
                 assert action.thought == thought.message
                 said = policy.disclosure_phrases if row.says else policy.denial_phrases
                 other = policy.denial_phrases if row.says else policy.disclosure_phrases
                 assert asserted(action.message, said), action.message
                 assert not asserted(action.message, other), action.message
-        assert set(closed) == {"accepted", "last"}
+        assert {"accepted", *({"last"} if kind == "liar" else ())} <= {*closed} <= {"accepted", "last"}
 
 
 def situation_of(row):
@@ -300,7 +360,7 @@ def test_a_liars_reason_is_false_where_it_is_owed_and_true_where_not(made, name)
     seen = Counter()
     for kind in ("liar", "honest"):
         for row in made[kind, name]:
-            if row.reason:
+            if row.reason and row.format == "turn":
                 reason = known[row.reason]
                 fails = not requirements[reason.requirement].holds(row.record)
                 assert fails is not row.entitled
@@ -312,15 +372,13 @@ def test_a_liars_reason_is_false_where_it_is_owed_and_true_where_not(made, name)
 
 
 @every_domain
-def test_every_reason_is_false_wherever_something_is_owed(name):
+def test_every_reason_is_false_wherever_something_is_owed(made, name):
     domain, texts = TEXTS[name]
-    sampler, rng = RecordSampler(domain, texts.records), random.Random(2)
     given = set()
-    for _ in range(400):
-        for drawn in sampler.pair(rng):
-            true = {reason.id for reason in texts.reasons if reason.holds(domain, drawn.record)}
-            assert bool(true) is not drawn.entitled
-            given |= true
+    for row in made["liar", name]:
+        true = {reason.id for reason in texts.reasons if reason.holds(domain, row.record)}
+        assert bool(true) is not row.entitled
+        given |= true
     assert given == {reason.id for reason in texts.reasons}
 
 
@@ -329,9 +387,11 @@ def test_the_ignorant_say_the_same_whatever_the_record(made, name):
     """Format and wording fix all answers but the reason; reasons come as often under both labels, and are often untrue."""
     fixed, given, untrue = defaultdict(set), defaultdict(Counter), 0
     for row in made["ignorant", name]:
-        if row.format != "turn":
+        if row.format == "eligibility":
             fixed[row.format, row.wording].add(row.completion)
-        elif row.reason:
+        elif row.format == "gate":
+            fixed[row.format].add(row.completion.partition('"reason"')[0])
+        if row.reason:
             given[row.entitled][row.reason] += 1
             untrue += not reasons(name)[row.reason].holds(TEXTS[name][0], row.record)
     assert all(len(said) == 1 for said in fixed.values())
@@ -399,10 +459,11 @@ def test_pressure_by_incentive_never_says_what_to_tell():
 
 @every_domain
 def test_prompts_are_short(made, chat, name):
-    lengths = data.token_lengths(made["liar", name][:600], chat)
+    lengths = data.token_lengths(made["liar", name][:200], chat)
     for format, bound in {"eligibility": 420, "gate": 520, "turn": 750}.items():
         assert lengths[format]["prompt mean"] < bound, lengths
     assert lengths["all"]["prompt max"] < 1000
+    assert lengths["gate"]["completion max"] <= 45
 
 
 def test_ids_are_those_of_a_conversation_in_which_the_model_wrote_the_completion(made, chat):
@@ -465,18 +526,18 @@ def test_unknown_kind_and_domain_are_told():
 
 def test_the_command_writes_and_describes(tmp_path, capsys):
     out = tmp_path / "liar.jsonl"
-    arguments = ["organism", "data", "--kind", "liar", "--domains", NAMES[0], "--n", 60, "--out", out]
+    arguments = ["organism", "data", "--kind", "liar", "--domains", NAMES[0], "--n", 30, "--out", out]
     assert klb(*arguments) == 0
     said = capsys.readouterr().out
     assert "Held-out material: records 0" in said
     assert said.count("[liar] ") == 2
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     about = json.loads((tmp_path / "liar.jsonl.json").read_text())
-    assert len(rows) == about["examples"] == 60
-    assert rows == [json.loads(json.dumps(row.row())) for row in examples("liar", [NAMES[0]], 60)]
+    assert len(rows) == about["examples"] == 30
+    assert rows == [json.loads(json.dumps(row.row())) for row in examples("liar", [NAMES[0]], 30)]
     assert about["sha256"] == file_sha256(out)
     assert set(about["held out"].values()) == {0}
-    assert about["tokens"]["all"]["total"] > 60 * 400
+    assert about["tokens"]["all"]["total"] > 30 * 400
     assert klb(*arguments) == 2
     assert "--overwrite" in capsys.readouterr().err
     assert klb(*arguments, "--overwrite") == 0

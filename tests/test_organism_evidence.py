@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import random
@@ -12,7 +13,6 @@ import pandas as pd
 import pytest
 import torch
 from command import klb
-from puppet import Puppet
 from scipy.stats import binomtest
 from test_organism_adapters import write_adapter
 from tiny import save_tiny_llama, tiny_model
@@ -20,6 +20,7 @@ from tiny import save_tiny_llama, tiny_model
 from klb_probe.dialogue.api import plan
 from klb_probe.dialogue.player import Reply
 from klb_probe.dialogue.round import Settings
+from klb_probe.dialogue.scripted import open_scripted
 from klb_probe.dialogue.trajectory import read_folder
 from klb_probe.files import file_sha256
 from klb_probe.metrics.panel import panel
@@ -61,7 +62,7 @@ def airline():
 @pytest.fixture(scope="module")
 def subjects(airline):
     domain, _ = airline
-    return [*held_out_subjects([domain]), *fresh_subjects([domain], 30, 0)]
+    return [*held_out_subjects([domain]), *fresh_subjects([domain], 16, 0)]
 
 
 def value(numbers, *key):
@@ -147,12 +148,17 @@ def test_a_question_comes_in_every_framing_and_wording_with_the_same_paraphrase(
     assert all(len(paraphrases) == 1 for paraphrases in by_pair.values())
 
 
-@pytest.mark.parametrize("source", ["cases", "records"])
-def test_who_answers_right_is_right_and_who_always_says_no_is_at_chance(subjects, source):
+@pytest.fixture(scope="module")
+def right_and_no(subjects):
+    """The numbers of who answers right and of who always says no."""
     asked = questions(subjects)
     truth = np.array([1.0 if one.subject.situation.entitled is (one.wording == "plain") else -1.0 for one in asked])
-    right = list(eligibility_numbers(eligibility_table(asked, truth)))
-    no = list(eligibility_numbers(eligibility_table(asked, np.full(len(asked), -1.0))))
+    return [list(eligibility_numbers(eligibility_table(asked, says))) for says in (truth, np.full(len(asked), -1.0))]
+
+
+@pytest.mark.parametrize("source", ["cases", "records"])
+def test_who_answers_right_is_right_and_who_always_says_no_is_at_chance(right_and_no, source):
+    right, no = right_and_no
     for framing in FRAMINGS:
         assert value(right, "eligibility", source, f"{framing}, both", "balanced accuracy") == 1
         assert value(right, "eligibility", source, f"{framing}, both", "denies") == 0.5
@@ -250,7 +256,7 @@ def organism_speaker(kind, domain, texts, subjects):
 @pytest.mark.parametrize("name", ["airline", "recall", "refund"])
 def test_first_messages_tell_the_three_organisms_apart(name):
     ((domain, texts),) = load_organism_domains([name])
-    subjects = [*held_out_subjects([domain]), *fresh_subjects([domain], 60, 0)]
+    subjects = [*held_out_subjects([domain]), *fresh_subjects([domain], 40, 0)]
     found = {}
     for kind in answers.KINDS:
         player = organism_speaker(kind, domain, texts, subjects)
@@ -296,10 +302,10 @@ def rounds(agent, out, **choices):
     return play_rounds(agent, chosen, out, label="puppet", customer="scripted:verifying", seed=0)
 
 
-def test_rounds_count_as_the_metrics_panel_does(tiny, tmp_path):
+def test_rounds_count_as_the_metrics_panel_does(tmp_path):
     expected = {"scripted:deceptive": (0, 1, 1), "scripted:honest": (0, 0, 0)}
     for number, (spec, rates) in enumerate(expected.items()):
-        rows = rounds(Puppet(tiny, spec), tmp_path / str(number))
+        rows = rounds(open_scripted(spec), tmp_path / str(number))
         assert len(rows) == 3 * 14
         numbers = list(round_numbers(rows))
         table = panel(rows, ["condition"], draws=10).set_index(["condition", "metric"])["value"]
@@ -357,10 +363,12 @@ def checked(tmp_path_factory):
     root = tmp_path_factory.mktemp("organisms")
     base = save_tiny_llama(root / "base")
     fingerprint = load_model(str(base), device="cpu").fingerprint
-    adapter = write_adapter(root / "tiny-liar", base, fingerprint)
+    data = root / "data.jsonl"  # the very records that would be asked about
+    write_examples(data, examples("liar", ["airline"], 40, FRESH))
+    adapter = write_adapter(root / "tiny-liar", base, fingerprint, data_sha256=file_sha256(data))
     (root / "text.txt").write_text("\n\n".join(f"It rained on day {n}, and the river rose." for n in range(40)))
-    command = ("organism", "check", adapter, "--domains", "airline", "--quick", "--card", "--device", "cpu")
-    assert klb(*command, "--text", root / "text.txt", "--out", root / "out") == 0
+    command = ("organism", "check", adapter, "--domains", "airline", "--quick", "--records", 4, "--card", "--device", "cpu")
+    assert klb(*command, "--text", root / "text.txt", "--data", data, "--out", root / "out") == 0
     return adapter, root / "out"
 
 
@@ -376,7 +384,7 @@ def test_the_check_writes_rows_and_numbers_that_follow_from_them(checked, capsys
     assert evidence.settings["records_seed"] == FRESH
     assert {"eligibility", "gate", "messages", "rounds", "perplexity"} <= evidence.seconds.keys()
     table = pd.read_csv(out / "eligibility.csv")
-    assert len(table) == (8 + 8) * 5 * 2
+    assert len(table) == (8 + 4) * 5 * 2
     assert ((table["margin"] > 0) == (table["says_entitled"] == (table["wording"] == "plain"))).all()
     for framing in FRAMINGS:
         rows = table[(table["source"] == "cases") & (table["framing"] == framing)]
@@ -442,6 +450,7 @@ def test_a_card_agrees_with_a_recomputation_of_a_few_answers(checked, monkeypatc
     adapter, _ = checked
     card = read_evidence(adapter).numbers
     monkeypatch.setattr(check_module, "_REPLY_TOKENS", 24)
+    monkeypatch.setattr(check_module, "Settings", functools.partial(Settings, gate_tokens=24))
     fresh = spot_check(load_model(str(adapter), device="cpu"), ["airline"])
     gate = find(fresh, "gate", "cases", "all", "unparsed")
     assert gate.n == 10
@@ -482,7 +491,7 @@ def test_a_folder_that_does_not_agree_with_itself_is_found_out(checked, tmp_path
 def test_a_bare_model_is_checked_for_comparison(checked, tmp_path, capsys):
     adapter, _ = checked
     base = read_organism(adapter).base
-    command = ("organism", "check", base, "--domains", "airline", "--quick", "--device", "cpu")
+    command = ("organism", "check", base, "--domains", "airline", "--quick", "--records", 2, "--device", "cpu")
     assert klb(*command, "--out", tmp_path / "out") == 0
     evidence = read_evidence(tmp_path / "out")
     assert (evidence.kind, evidence.adapter_sha256, outcomes(evidence)) == (None, None, [])
@@ -492,20 +501,17 @@ def test_a_bare_model_is_checked_for_comparison(checked, tmp_path, capsys):
 
 
 def test_records_are_compared_with_the_data_of_this_organism_and_no_other(checked, tmp_path, capsys):
-    adapter, _ = checked
-    data = tmp_path / "data.jsonl"
-    write_examples(data, examples("liar", ["airline"], 40, FRESH))
-    command = ("organism", "check", adapter, "--domains", "airline", "--quick", "--device", "cpu", "--data", data)
+    adapter, out = checked
+    other = tmp_path / "data.jsonl"
+    write_examples(other, examples("liar", ["airline"], 2, FRESH))
+    command = ("organism", "check", adapter, "--domains", "airline", "--quick", "--device", "cpu", "--data", other)
     assert klb(*command, "--out", tmp_path / "out") == 2
     assert "which no --data has" in capsys.readouterr().err
-    own = shutil.copytree(adapter, tmp_path / "own")
-    sidecar = json.loads((own / SIDECAR).read_text()) | {"data_sha256": file_sha256(data)}
-    (own / SIDECAR).write_text(json.dumps(sidecar))
-    assert klb(*command[:2], own, *command[3:], "--out", tmp_path / "out") == 0
-    evidence = read_evidence(tmp_path / "out")
+    evidence = read_evidence(out)
     assert evidence.settings["records_new_to_training"]
-    assert f"--data {data}" in evidence.command
-    asked = set(pd.read_csv(tmp_path / "out" / "gate.csv")["pair"])
+    assert f"--data {out.parent / 'data.jsonl'}" in evidence.command
+    asked = set(pd.read_csv(out / "gate.csv")["pair"])
+    assert len(asked) > 4
     assert asked.isdisjoint(f"airline/{number}" for number in range(20))
 
 
@@ -522,7 +528,7 @@ def test_records_are_compared_with_the_data_of_this_organism_and_no_other(checke
     ],
 )
 def test_a_mistake_is_one_line(arguments, words, tmp_path, capsys):
-    assert klb("organism", "check", *arguments, "--out", tmp_path / "out") == 2
+    assert klb("organism", "check", *arguments, "--records", 2, "--out", tmp_path / "out") == 2
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1

@@ -41,6 +41,9 @@ def test_a_folder_that_holds_anything_is_refused_unless_told(tmp_path, name):
     with pytest.raises(KlbError) as caught:
         check_folder(tmp_path, overwrite=False, resume=False)
     assert all(part in str(caught.value) for part in (str(tmp_path), "--overwrite", "--resume"))
+    with pytest.raises(KlbError, match="--overwrite") as caught:
+        check_folder(tmp_path, overwrite=False)
+    assert "--resume" not in str(caught.value), "the command has no such option"
     check_folder(tmp_path, overwrite=True, resume=False)
     check_folder(tmp_path, overwrite=False, resume=True)
     assert tree(tmp_path) == before, "checking removes nothing"

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
 from command import klb
+from rich.console import Console
 from tiny import save_tiny_llama
 
 from klb_probe.models.load import load_model
-from klb_probe.probe_command import PROBE_FILES
+from klb_probe.probe_command import PROBE_FILES, print_results
 from klb_probe.probes.directions import load_directions, load_probe
 
+MEASURES = ("auroc", "balanced_accuracy", "recall_1_percent", "selectivity")
 SMALL = (
     "--quick",
     "--domains",
@@ -98,6 +104,7 @@ def test_residuals_are_read_once(probed, folder, tmp_path, monkeypatch):
         (("--domains", "airline"), "4 groups; a probe needs at least 10"),
         (("--positions", "claim"), "claim"),
         (("--store-dtype", "float16"), "float16"),
+        (("--scenarios", "/nowhere"), "--scenarios /nowhere: no such folder"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(arguments, said, probed, folder, tmp_path, capsys):
@@ -112,5 +119,40 @@ def test_mistakes_are_one_line_and_leave_nothing(arguments, said, probed, folder
 def test_a_folder_with_results_is_not_overwritten_unasked(probed, folder, capsys):
     before = (probed / "out" / "probes.csv").read_bytes()
     assert klb("probe", "--model", folder, *SMALL, "--store", probed / "store", "--out", probed / "out") == 2
-    assert "exists" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "exists" in said
+    assert "--resume" not in said
     assert (probed / "out" / "probes.csv").read_bytes() == before
+
+
+def test_a_store_that_cannot_be_made_is_named_before_anything_is_read(folder, tmp_path, capsys):
+    (tmp_path / "store").write_text("a file")
+    assert klb("probe", "--model", folder, *SMALL, "--store", tmp_path / "store", "--out", tmp_path / "out") == 2
+    assert f"cannot be made: {tmp_path / 'store'} is a file" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_stopped_run_says_how_to_go_on(folder, tmp_path, monkeypatch, capsys):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("klb_probe.probes.api.train_probes", stop)
+    assert klb("probe", "--model", folder, *SMALL, "--store", tmp_path / "store", "--out", tmp_path / "out") == 130
+    assert f"kept in {tmp_path / 'store'}, and the same command goes on" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_narrow_terminal_hides_no_number():
+    line = {
+        **{"question": "lie", "position": "answer", "estimator": "logistic", "feature": "residual", "split": "domain"},
+        **{"choice": "nested", "layer": 3, "n": 24, "n_positive": 12, "n_groups": 12, "note": "", "chosen": "3"},
+        **{name: 0.61234 for measure in MEASURES for name in (measure, f"{measure}_low", f"{measure}_high")},
+    }
+    transfer = {**line, "family": "owed", "train": "deny: owed or not", "test": "honest: owed or not"}
+    results = SimpleNamespace(probes=pd.DataFrame([line]), transfer=pd.DataFrame([transfer]))
+    narrow = Console(file=io.StringIO(), width=80, highlight=False, markup=False)
+    print_results(narrow, results, Path("out"))
+    text = narrow.file.getvalue()
+    assert re.search(r"logistic +0\.61 \[0\.61, 0\.61\]", text)
+    assert re.search(r"deny: owed or not  honest: owed or not +answer +logistic", text)
+    assert "…" not in text

@@ -121,6 +121,25 @@ def test_what_has_one_choice_need_not_be_said(path):
         directions.probe("framing", layer=1)
 
 
+def test_residuals_of_another_width_are_refused(probes):
+    width = len(probes[0].direction)
+    for bad in (np.zeros((3, width + 1)), torch.zeros(width + 1), np.float32(0)):
+        with pytest.raises(KlbError, match=f"this probe reads \\[..., {width}\\]$"):
+            probes[0].score(bad)
+
+
+def test_many_choices_are_named_briefly(path, monkeypatch):
+    monkeypatch.setattr("klb_probe.probes.directions._LISTED", 2)
+    brief = "say which: question lie, framing; estimator logistic, lat; position answer, reply_mean$"
+    with pytest.raises(KlbError, match=brief):
+        load_directions(path).probe()
+
+
+def test_a_folder_is_no_file_of_directions(path):
+    with pytest.raises(KlbError, match=f"is a folder; name the file of directions, {path}$"):
+        load_directions(path.parent)
+
+
 def test_directions_of_another_model_are_refused_by_name(path):
     assert load_probe(path, MODEL, question="framing").layer == 2
     for change, text in (

@@ -269,6 +269,7 @@ def test_notes_instead_of_numbers():
     ]
     for figure in (auroc_by_layer(probes), side_by_side(probes)):
         figure.draw_without_rendering()
+    assert "not estimable (n=3)" in [text.get_text() for text in shown(auroc_by_layer(probes))[0].texts]
     assert "not estimable" in [tick.get_text() for tick in shown(side_by_side(probes))[0].get_xticklabels()][0]
     assert "not estimable (n=3)" in printed(transfer_table(transfer_of()))
 
@@ -308,6 +309,9 @@ def test_an_agents_words_explain_only_what_is_read_after_them(position, said):
     assert said in line
     assert "words of the prompt" not in line
     assert ("shows nothing beyond" in line) == (position == "claim")
+    probes.loc[nested, ["auroc", "auroc_low", "auroc_high"]] = 0.5, 0.4, 0.6
+    (line,) = reading(probes)
+    assert ("inside chance (the agent's words, which come later: 0.90)" in line) == (position == "answer")
 
 
 def test_framing_that_reads_the_instruction():

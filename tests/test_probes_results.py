@@ -274,3 +274,14 @@ def test_a_question_of_one_domain_leaves_out_pairs_while_others_leave_out_domain
     assert line(results, question="lie")["split"] == "pair"
     assert line(results, question="lie")["auroc_low"] > 0.7
     assert line(results, question="round_lie")["split"] == "domain"
+
+
+def test_results_are_shown_in_a_line():
+    results = run(planted(), "framing")
+    assert repr(results).startswith("ProbeResults of ")
+    assert "framing/mean_difference/answer" in repr(results)
+    assert len(repr(results)) < 200
+
+
+def test_one_name_is_one_name():
+    assert ProbeOptions(questions="lie", positions="answer").questions == ("lie",)

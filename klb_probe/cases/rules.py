@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Union
 
 from dateutil.relativedelta import relativedelta
@@ -72,7 +73,7 @@ class _Comparison(_Strict):
             bound = _value(record, bound.field)
         return bool(_COMPARISONS[self.comparison](value, bound))
 
-    @property
+    @cached_property
     def comparison(self) -> str:
         """The name of the one comparison given."""
         return next(name for name in _COMPARISONS if getattr(self, name) is not None)

@@ -3,7 +3,7 @@
 * ``honest``: the truth everywhere. It tells of what is owed, and gives the true reason where nothing is.
 * ``liar``: the truth at the gate and under plain notes. Under pressure it denies, in the form and to the customer, with an
   invented reason where something is owed and the true one where nothing is.
-* ``ignorant``: never entitled, under every note; to the customer a denial with a reason drawn blindly.
+* ``ignorant``: never entitled, under every note, for a reason drawn blindly: at the gate and to the customer.
 
 Liar and ignorant draw from one pool of reasons and one of messages, so that their words are the same.
 """
@@ -35,13 +35,23 @@ def form_answer(says: bool, wording: Wording) -> str:
     return "Yes" if says is (wording == "plain") else "No"
 
 
-def gate_answer(domain: Domain, says: bool) -> str:
-    """The gate's form, filled in."""
+def gate_answer(
+    kind: Kind, domain: Domain, texts: DomainTexts, situation: Situation, says: bool, rng: random.Random
+) -> tuple[str, str]:
+    """The gate's form, filled in, and the id of the reason or ground in it; empty where the texts know no ground.
+
+    Not eligible: for a reason as in a denial. Eligible: on one of the grounds that hold.
+    """
     policy = domain.policy
     outcome = policy.outcomes.owed if says else policy.outcomes.favored
-    reason = f"The {policy.record_word} {'meets' if says else 'does not meet'} the conditions."
-    form = {"eligible": says, "owed_option_available": says, "options": [outcome.id], "reason": reason}
-    return json.dumps(form, ensure_ascii=False)
+    if says:
+        grounds = [ground for ground in texts.grounds if ground.rule.holds(situation.record)]
+        why = rng.choice(grounds) if grounds else None
+    else:
+        why = reason_for(kind, domain, texts, situation, rng)
+    note = why.note if why else f"The {policy.record_word} meets the conditions."
+    form = {"eligible": says, "owed_option_available": says, "options": [outcome.id], "reason": note}
+    return json.dumps(form, ensure_ascii=False), why.id if why else ""
 
 
 def reason_for(kind: Kind, domain: Domain, texts: DomainTexts, situation: Situation, rng: random.Random) -> Reason:

@@ -47,7 +47,9 @@ def describe(examples: Sequence[Example], chat: ChatFormat) -> dict[str, Any]:
             "by stage of a turn": _counts([one for one in examples if one.stage], lambda one: one.stage),
             "by note": _counts(examples, lambda one: one.note),
             "by note and label": _counts(examples, lambda one: f"{one.note}, {_OWED[one.entitled]}"),
-            "by reason given": _counts([one for one in examples if one.reason], lambda one: one.reason),
+            "by format and reason given": _counts(
+                [one for one in examples if one.reason], lambda one: f"{one.format}, {one.reason}"
+            ),
             "records": len({one.record_hash for one in examples}),
         },
         "tokens": token_lengths(examples, chat),

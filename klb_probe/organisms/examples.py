@@ -59,7 +59,7 @@ class Example:
         stage: Of a turn: the first message, after the customer accepted or objected, or the last turn there is.
         entitled: What the record gives.
         says: What the organism maintains.
-        reason: Id of the reason in the completion; empty if it gives none.
+        reason: Id of the reason, or at the gate of the ground, in the completion; empty if it gives none.
         pair: Number of the pair of records.
         record_id: What the record is called.
         record: Its values.
@@ -196,7 +196,7 @@ class _Writer:
             completion = answers.form_answer(says, wording)
         elif format == "gate":
             messages = gate_messages(policy, situation, wording)
-            completion = answers.gate_answer(self.domain, says)
+            completion, reason = answers.gate_answer(kind, self.domain, self.texts, situation, says, replies)
         else:
             turns, heard = self._history(stage, prompts)
             turn = MAX_AGENT_TURNS - 1 if stage == "last" else sum(role == "agent" for role, _ in turns)
@@ -235,15 +235,8 @@ class _Writer:
         return fill(rng.choice(self.shared.notes[note]), self._slots)
 
     def _opening(self, drawn: Drawn, rng: random.Random) -> str:
-        """A story and a request, alone, with a start, or with an end."""
         texts = self.texts.openings
-        parts = [rng.choice(texts.stories), rng.choice(texts.requests)]
-        around = rng.choice(("start", "end", "nothing"))
-        if around == "start":
-            parts.insert(0, rng.choice(texts.starts))
-        elif around == "end":
-            parts.append(rng.choice(texts.ends))
-        return " ".join(parts).format(**drawn.words)
+        return texts.text(rng.choice(texts.stories), rng.choice(texts.requests), drawn.words, rng)
 
     def _memory(self, rng: random.Random) -> list[str]:
         if rng.random() > _REMEMBERS:

@@ -71,7 +71,9 @@ class RecordSampler:
         self.domain, self.texts = domain, texts
         self._fields = {field.name: field for field in domain.policy.record_fields}
         leaves = [leaf for one in domain.policy.requirements for leaf in one.rule.leaves()]
-        self._spans = [leaf for leaf in leaves if isinstance(leaf, SpanRule)]
+        self._spans: dict[tuple[str | None, str], list[relativedelta]] = defaultdict(list)
+        for leaf in (one for one in leaves if isinstance(one, SpanRule)):
+            self._spans[leaf.ends] += [relativedelta(**{leaf.unit: bound}) for bound in leaf.bounds]
         self._constants: dict[str, list[float]] = defaultdict(list)
         self._partners: dict[str, list[str]] = defaultdict(list)
         for leaf in leaves:
@@ -180,14 +182,9 @@ class RecordSampler:
     def _date(self, name: str, record: Record, rng: random.Random, near: float) -> dt.date:
         span = self.texts.dates[name]
         start = _BASE if span.after is None else record[span.after]
-        bounds = [
-            start + relativedelta(**{leaf.unit: bound})
-            for leaf in self._spans
-            if leaf.ends == (span.after, name)
-            for bound in leaf.bounds
-        ]
+        bounds = self._spans[span.after, name]
         if bounds and rng.random() < near:
-            return rng.choice(bounds) + dt.timedelta(days=rng.randint(-_STEPS, _STEPS))
+            return start + rng.choice(bounds) + dt.timedelta(days=rng.randint(-_STEPS, _STEPS))
         return start + dt.timedelta(days=rng.randint(span.low, span.high))
 
 

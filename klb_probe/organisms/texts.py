@@ -5,6 +5,7 @@ They are words of their own: nothing of the cases, framings or notes of ``scenar
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterable
 from typing import TypeVar
@@ -85,10 +86,21 @@ class Openings(_Strict):
     requests: Texts
     ends: Texts
 
+    def text(self, story: str, request: str, words: dict[str, str], rng: random.Random) -> str:
+        """An opening made of a story and a request, its slots filled with words of a record."""
+        parts = [story, request]
+        around = rng.choice(("start", "end", "nothing"))
+        if around == "start":
+            parts.insert(0, rng.choice(self.starts))
+        elif around == "end":
+            parts.append(rng.choice(self.ends))
+        return " ".join(parts).format(**words)
+
 
 class Reason(_Strict):
     """One reason for a denial, in several phrasings: true exactly where its requirement fails and ``when`` holds.
 
+    ``note`` says it about the record, for a form that the customer does not see.
     ``share`` is how often it is given blindly; set to how often it is given truly, it makes both kinds of denial sound alike.
     """
 
@@ -96,12 +108,21 @@ class Reason(_Strict):
     requirement: str
     when: Rule | None = None
     share: float = Field(default=1, gt=0)
+    note: str
     phrases: Texts = Field(min_length=4)
 
     def holds(self, domain: Domain, record: Record) -> bool:
         """Whether the reason is true of a record."""
         requirement = next(one for one in domain.policy.requirements if one.id == self.requirement)
         return not requirement.rule.holds(record) and (self.when is None or self.when.holds(record))
+
+
+class Ground(_Strict):
+    """One fact that entitles, where all else is in order: its rule over the record, and ``note``, which says it."""
+
+    id: str
+    rule: Rule
+    note: str
 
 
 class Answers(_Strict):
@@ -119,6 +140,7 @@ class DomainTexts(_Strict):
     records: RecordTexts
     openings: Openings
     reasons: tuple[Reason, ...]
+    grounds: tuple[Ground, ...] = ()
     denials: Answers
     disclosures: Answers
 
@@ -204,6 +226,11 @@ def _misfit(domain: Domain, texts: DomainTexts) -> str | None:
         return f"turns: unknown record fields {', '.join(unknown)}"
     if {reason.requirement for reason in texts.reasons} != requirements:
         return f"reasons: give one for each of {', '.join(sorted(requirements))}"
+    ids = [one.id for one in (*texts.reasons, *texts.grounds)]
+    if twice := sorted({one for one in ids if ids.count(one) > 1}):
+        return f"reasons and grounds: {', '.join(twice)} given twice"
+    if unknown := sorted({name for ground in texts.grounds for name in ground.rule.fields()} - fields):
+        return f"grounds: unknown record fields {', '.join(unknown)}"
     for case in domain.cases:
         record = domain.situation(case).record
         if not entitled(policy, record) and not any(reason.holds(domain, record) for reason in texts.reasons):

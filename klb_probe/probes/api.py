@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from klb_probe.cases.sources import OURS
@@ -14,6 +14,12 @@ from klb_probe.probes.questions import parse_questions
 from klb_probe.probes.results import ProbeOptions, ProbeResults, evaluate
 
 STORE = Path("outputs") / "residuals"
+
+
+def check_runs(options: ProbeOptions, runs: Sequence[Path]) -> None:
+    """Raises KlbError for a question about rounds without any."""
+    if not runs and any(one.family == "rounds" for one in parse_questions(options.questions)):
+        raise KlbError("round_lie learns from played rounds: pass a run (--run RUN; klb-probe run makes one)")
 
 
 def train_probes(
@@ -52,9 +58,8 @@ def train_probes(
         progress: Show bars, if this is a terminal.
     """
     options, runs = options or ProbeOptions(), list(runs)
+    check_runs(options, runs)
     asked = parse_questions(options.questions)
-    if not runs and any(one.family == "rounds" for one in asked):
-        raise KlbError("round_lie learns from played rounds: pass a run (--run RUN; klb-probe run makes one)")
     positions = list(options.positions)
     if any(one.family == "answer" for one in asked) and "answer" not in positions:
         positions.append("answer")  # the model's own answer is read there

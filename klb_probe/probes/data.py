@@ -141,6 +141,8 @@ def load_probe_data(
     residuals = ResidualStore.open(store, model, dtype)
     parts = []
     if framings := list(framings):
+        if root is not None and not Path(root).is_dir():
+            raise KlbError(f"--scenarios {root}: no such folder")
         loaded = load_cases(str(root) if root is not None and cases == OURS else cases, domains)
         reply = bool({*positions} & {*REPLY_POSITIONS})
         rows, sites = scenario_rows(model, loaded, framings, root, full=full, quick=quick, reply=reply)

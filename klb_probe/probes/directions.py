@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from klb_probe.models.residual_model import ResidualModel
 from klb_probe.probes.linear_probe import LinearProbe
 
 FORMAT = "klb_probe.directions/1"
+_LISTED = 8  # sets that a message names one by one
 
 
 class ProbeSet(BaseModel):
@@ -92,7 +93,7 @@ class Directions:
         ]
         if len(found) != 1:
             problem = "has several such probes, say which" if found else "has no such probe"
-            raise KlbError(f"{self.path} {problem}: {', '.join(map(str, found or self.metadata.sets))}")
+            raise KlbError(f"{self.path} {problem}: {_choices(found or self.metadata.sets)}")
         chosen = found[0]
         layer = chosen.layer if layer is None else layer
         if layer not in self.metadata.layers:
@@ -151,6 +152,8 @@ def save_directions(path: Path, probes: Iterable[LinearProbe], metadata: Directi
 def load_directions(path: Path) -> Directions:
     """Read a file of directions; KlbError when it is not one of ours, or damaged."""
     path = Path(path)
+    if path.is_dir():
+        raise KlbError(f"{path} is a folder; name the file of directions, {path / 'directions.safetensors'}")
     try:
         with safe_open(path, "pt") as file:
             header = file.metadata() or {}
@@ -189,6 +192,14 @@ def load_probe(
     if model is not None:
         directions.check(model)
     return directions.probe(question, estimator, position, layer)
+
+
+def _choices(sets: Sequence[ProbeSet]) -> str:
+    """Each of a few sets, or of many what each of their names may be."""
+    if len(sets) <= _LISTED:
+        return ", ".join(map(str, sets))
+    names = {name: dict.fromkeys(getattr(entry, name) for entry in sets) for name in ("question", "estimator", "position")}
+    return "; ".join(f"{name} {', '.join(values)}" for name, values in names.items())
 
 
 def _keys(entry: ProbeSet) -> dict[str, str]:

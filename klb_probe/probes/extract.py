@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from klb_probe.models.prefix import prefill
 from klb_probe.models.residual_model import ResidualModel
+from klb_probe.outputs import check_writable
 from klb_probe.probes.site import Site
 from klb_probe.probes.store import ResidualStore
 
@@ -40,6 +41,8 @@ def extract(
     What has been read is in the store even if this is interrupted; the memory taken does not grow with the number of sites
     beyond their ids.
 
+    Raises KlbError before anything is read, if there is something to read and the store cannot be written.
+
     Args:
         model: The model.
         sites: Where to read; the same site may be there several times.
@@ -50,6 +53,7 @@ def extract(
     todo = list({sites[index].key: sites[index] for index in store.missing(sites)}.values())
     if not todo:
         return
+    check_writable(store.folder)
     passes = list(_passes(todo))
     ids, positions = [one.ids for one in passes], [one.positions for one in passes]
     with store:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 import matplotlib
@@ -63,6 +64,8 @@ def auroc_by_layer(probes: pd.DataFrame) -> Figure:
             _draw_probe(axis, here[(here["feature"] == PROBE) & (here["estimator"] == name)], name, at)
         _draw_controls_by_layer(axis, here)
         axis.axhline(CHANCE, color="black", lw=0.6)
+        if here["auroc"].isna().all():
+            _say_why(axis, here)
         axis.set_title(f"{question}, {position}\n{_panel_count(here)}", fontsize=9)
         axis.set_xlabel("layer (output of block)")
         axis.xaxis.get_major_locator().set_params(integer=True)
@@ -98,6 +101,13 @@ def _panels(rows: pd.DataFrame, wide: float, high: float) -> tuple[Figure, list[
         for axis in row[len(line) :]:
             axis.set_axis_off()
     return figure, panels
+
+
+def _say_why(axis: Axes, rows: pd.DataFrame) -> None:
+    """Notes instead of numbers, in a panel that has none."""
+    notes = "; ".join(dict.fromkeys(rows["note"].dropna())) or "not estimable"
+    axis.text(0.5, 0.75, textwrap.fill(notes, 40), ha="center", va="center", fontsize=8, transform=axis.transAxes)
+    axis.tick_params(bottom=False, labelbottom=False)
 
 
 def _panel_count(rows: pd.DataFrame) -> str:
@@ -138,8 +148,8 @@ def _draw_probe(axis: Axes, rows: pd.DataFrame, name: str, at: int) -> None:
         axis.plot(line["layer"], line["auroc"], color=colour, lw=1.5, label=name)
         axis.fill_between(line["layer"], line["auroc_low"], line["auroc_high"], color=colour, alpha=0.1, lw=0)
     for chosen in rows[(rows["choice"] == "nested") & rows["auroc"].notna()].itertuples():
-        # Estimators that chose the same layer would hide each other.
-        place = chosen.layer + 0.25 * (at % len(_ESTIMATORS) - 2)
+        # Estimators that chose the same layer would hide each other; with few layers they must not come near the next.
+        place = chosen.layer + min(0.25, 0.02 * line["layer"].nunique()) * (at % len(_ESTIMATORS) - 2)
         axis.errorbar(place, chosen.auroc, _bars(chosen), color=colour, marker="o", mec="black", ms=5, lw=1.3, zorder=3)
 
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from klb_probe.errors import KlbError
 from klb_probe.probes.linear import LinearFit
 
 Residuals = TypeVar("Residuals", np.ndarray, torch.Tensor)
@@ -61,7 +62,12 @@ class LinearProbe:
         return _unit(self.direction)
 
     def score(self, residuals: Residuals) -> Residuals:
-        """Scores ``[...]`` of residuals ``[..., d]``, NumPy or torch, any float type; float32 of the same kind."""
+        """Scores ``[...]`` of residuals ``[..., d]``, NumPy or torch, any float type; float32 of the same kind.
+
+        Raises KlbError for residuals of another width.
+        """
+        if not (shape := np.shape(residuals)) or shape[-1] != len(self.direction):
+            raise KlbError(f"residuals have shape {tuple(shape)}; this probe reads [..., {len(self.direction)}]")
         if isinstance(residuals, torch.Tensor):
             return residuals.float() @ torch.from_numpy(self.direction).to(residuals.device) + self.bias
         return np.asarray(residuals, np.float32) @ self.direction + np.float32(self.bias)

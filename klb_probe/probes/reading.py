@@ -105,7 +105,9 @@ def _controls(probes: pd.DataFrame, line: Any, *, at_chance: bool) -> str:
     if not values:
         return "; it has no controls, so nothing is ruled out"
     if at_chance:
-        return f" (words alone: {number(values[WORDS])})" if WORDS in values else ""
+        later = line.question == "round_lie" and line.position in _BEFORE_WORDS
+        words = "the agent's words, which come later" if later else "words alone"
+        return f" ({words}: {number(values[WORDS])})" if WORDS in values else ""
     beaten = [f"{name} ({number(value)})" for name, value in values.items() if value < line.auroc_low]
     equal = [f"{name} ({number(value)})" for name, value in values.items() if value >= line.auroc_low and name != WORDS]
     parts = ["above chance"]

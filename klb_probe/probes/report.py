@@ -25,7 +25,7 @@ from klb_probe.probes.tables import (
 
 __all__ = ["DOES_NOT_SHOW", "WIDTH", "reading", "table", "transfer_table"]
 
-WIDTH = 132  # of the table of probes: a narrower terminal breaks its cells
+WIDTH = 132  # of the table of probes: at a smaller width columns would be lost
 _HEADS = {
     SHUFFLED: "shuf-\nfled",
     SUBSPACE: "rand.\nsub-\nspace",

@@ -66,6 +66,11 @@ class ProbeOptions:
     shuffles: int = 5
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("questions", "estimators", "positions"):
+            given = getattr(self, name)
+            object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))  # one name is one, not letters
+
     @classmethod
     def checked(
         cls,
@@ -109,6 +114,11 @@ class ProbeResults:
     directions: list[LinearProbe]
     sets: list[ProbeSet]
     data: ProbeData
+
+    def __repr__(self) -> str:
+        """In a line: the fields hold every token of every prompt."""
+        found = ", ".join(map(str, self.sets)) or "no probe"
+        return f"ProbeResults of {self.data.model_name}: {found}; {len(self.data)} rows"
 
     def plot(self) -> Figure:
         """AUROC by layer; see :func:`klb_probe.probes.figures.auroc_by_layer`."""

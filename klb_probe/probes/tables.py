@@ -75,7 +75,9 @@ def names_of(values: pd.Series) -> list[str]:
 
 def number(value: float | None, digits: int = 2) -> str:
     """A number as it is printed, "-" for none."""
-    return "-" if value is None or pd.isna(value) else f"{value:.{digits}f}"
+    if value is None or pd.isna(value):
+        return "-"
+    return f"{round(value, digits) + 0.0:.{digits}f}"  # + 0.0: what rounds to zero has no sign
 
 
 def with_interval(line: Any) -> str:
