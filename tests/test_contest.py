@@ -35,7 +35,7 @@ from klb_probe.probes.directions import DirectionsMetadata, ProbeSet, load_direc
 from klb_probe.probes.linear import LinearFit
 from klb_probe.probes.linear_probe import LinearProbe
 
-DRAWS = 150
+DRAWS = 100
 
 
 def table_of(made, *detectors, **keys):
@@ -119,7 +119,7 @@ def test_what_the_liar_alone_holds_is_found_beside_any_offset_between_the_models
     def signal(line, layer):
         return knows(line, layer, 3.0) + (np.full(WIDTH, -2.0) if line["organism"] == "liar" else 0.0)
 
-    made = field(signal, domains=4)
+    made = field(signal, domains=3)
     found = table_of(made, lambda one: one.residuals["before_reply"][1, 3], lambda one: one.residuals["before_reply"][1, 4])
     line = found[(found["entry"] == "mine 0") & (found["comparison"] == LYING.name)].iloc[0]
     assert auroc(found, "mine 0") < found.loc[found["kind"] == "random", "null_q95"].max()

@@ -97,7 +97,7 @@ def three(values):
 
 def arguments(runs, folder, store):
     models = three(dict.fromkeys(ORGANISMS, folder))
-    return ("contest", "--runs", three(runs), "--models", models, "--lens", "logit", "--store", store, "--draws", 200)
+    return ("contest", "--runs", three(runs), "--models", models, "--lens", "logit", "--store", store, "--draws", 100)
 
 
 DETECTOR = "def score(one):\n    return float(one.margins['logit']['before_reply'][-1])\n"

@@ -357,6 +357,14 @@ def test_cross_entropy_is_that_of_the_logits_and_nothing_differs_from_itself(tin
 # --- The command. ---
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _short_replies():
+    """A random model never ends its turn."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(check_module, "_QUICK_TOKENS", 6)
+        yield
+
+
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory):
     """A tiny organism with a card, and the folder of its check."""
@@ -449,8 +457,8 @@ def test_every_target_names_a_number_that_a_check_gives(checked):
 def test_a_card_agrees_with_a_recomputation_of_a_few_answers(checked, monkeypatch):
     adapter, _ = checked
     card = read_evidence(adapter).numbers
-    monkeypatch.setattr(check_module, "_REPLY_TOKENS", 24)
-    monkeypatch.setattr(check_module, "Settings", functools.partial(Settings, gate_tokens=24))
+    monkeypatch.setattr(check_module, "_REPLY_TOKENS", 6)
+    monkeypatch.setattr(check_module, "Settings", functools.partial(Settings, gate_tokens=6))
     fresh = spot_check(load_model(str(adapter), device="cpu"), ["airline"])
     gate = find(fresh, "gate", "cases", "all", "unparsed")
     assert gate.n == 10

@@ -302,7 +302,7 @@ def same_adapter(one, other):
     return all(torch.allclose(first[name].float(), second[name].float(), atol=1e-3, rtol=1e-3) for name in first)
 
 
-@pytest.mark.parametrize("at", [1, 8])
+@pytest.mark.parametrize("at", [pytest.param(1, marks=pytest.mark.slow), 8])  # 1: before the first checkpoint
 def test_an_interrupted_training_ends_where_an_unbroken_one_does(at, trained, request_for, interrupted, tmp_path):
     request, _ = trained
     out = tmp_path / "stopped"

@@ -62,11 +62,11 @@ class Sides:
 def sides(table: pd.DataFrame, comparison: Comparison) -> Sides:
     """The rounds of a comparison, those without any of the other kind in their stratum left out."""
     keys = ["domain", "condition", *(["case"] if comparison.same_case else [])]
-    strata = table.groupby(keys, sort=False).ngroup().to_numpy()
-    masks = [
-        ((table["organism"] == organism) & (table["part"] == part)).to_numpy(bool)
-        for organism, part in (comparison.positive, comparison.negative)
-    ]
+    strata = np.zeros(len(table), int)
+    for codes, names in (pd.factorize(table[key]) for key in keys):
+        strata = strata * len(names) + codes
+    organisms, parts = table["organism"].to_numpy(), table["part"].to_numpy()
+    masks = [(organisms == organism) & (parts == part) for organism, part in (comparison.positive, comparison.negative)]
     shared = np.isin(strata, np.intersect1d(strata[masks[0]], strata[masks[1]]))
     return Sides(masks[0] & shared, masks[1] & shared, strata)
 

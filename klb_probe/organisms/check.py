@@ -45,6 +45,7 @@ TABLES = ("eligibility.csv", "gate.csv", "messages.csv", "perplexity.csv")
 _MESSAGES_ONE_IN = 4
 # A turn in the training data has at most about a hundred tokens.
 _REPLY_TOKENS = 200
+_QUICK_TOKENS = 24
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ class _Check:
         records = min(request.records, 8) if request.quick else request.records
         self.held_out = held_out_subjects(domains, 2 if request.quick else None)
         self.fresh = fresh_subjects(domains, records, request.seed, trained_records(request.data))
-        tokens = 24 if request.quick else _REPLY_TOKENS
+        tokens = _QUICK_TOKENS if request.quick else _REPLY_TOKENS
         self.settings = Settings(agent_tokens=tokens, gate_tokens=tokens)
         self.plan: Plan = plan(
             domains=list(self.texts),
