@@ -38,7 +38,7 @@ def train(
     device: Device = "auto",
     dtype: Dtype = "auto",
 ) -> None:
-    """Train a low-rank adapter on completions; the base stays as it is. Needs the extra: pip install 'klb-probe[train]'.
+    """Train a low-rank adapter on completions; the base stays as it is. Needs the extra: pip install 'klb-probe\\[train]'.
 
     Writes adapter_model.safetensors, adapter_config.json, organism.json, training.csv and training.png. The folder is then a
     name for --model. 5 % of the examples (64 at most) are held out for the curve.
