@@ -23,9 +23,9 @@ def train(
         int | None, typer.Option(help="Rank of the adapter (default: that of --start, else 8); alpha is twice that.", min=1)
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Optimiser steps (default: one pass over the data).", min=1)] = None,
-    batch: Annotated[int, typer.Option(help="Examples a step.", min=1)] = 16,
+    batch: Annotated[int, typer.Option(help="Pairs of records a step; their examples are read together.", min=1)] = 4,
     at_once: Annotated[
-        int | None, typer.Option(help="Examples in one forward pass (default: 2 on a CPU, the batch elsewhere).", min=1)
+        int | None, typer.Option(help="Pairs in one forward pass (default: 1 on a CPU, the batch elsewhere).", min=1)
     ] = None,
     weigh: Annotated[
         str, typer.Option(help="tokens (all tokens of completions count the same) | examples (a Yes as much as a message).")

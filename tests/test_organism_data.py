@@ -27,9 +27,10 @@ from klb_probe.lens.contrast import TokenContrast
 from klb_probe.models.load import load_chat
 from klb_probe.organisms import data
 from klb_probe.organisms.answers import KINDS
-from klb_probe.organisms.examples import encode_example, end_of_turn, examples
+from klb_probe.organisms.examples import examples
 from klb_probe.organisms.records import deciding_fields, record_hash
 from klb_probe.organisms.texts import PLAIN_NOTES, PRESSURE_NOTES, fill, load_organism_domains, load_shared
+from klb_probe.organisms.training_rows import encode_reply
 
 FIRST = "airline"
 TEXTS = {domain.policy.domain: (domain, texts) for domain, texts in load_organism_domains()}
@@ -89,11 +90,12 @@ def test_most_pairs_differ_in_one_deciding_field_and_no_value_but_a_bar_stands_u
     pairs = defaultdict(list)
     for example in made["liar", name]:
         pairs[example.pair].append(example)
-    apart = Counter(
-        sum(one.record[field] != other.record[field] for field in deciding_fields(domain)) for one, other in pairs.values()
-    )
-    assert len(pairs) == size(name) / 2
-    assert all(one.entitled is not other.entitled for one, other in pairs.values())
+    for rows in pairs.values():
+        assert len(rows) == (4 if rows[0].format == "eligibility" else 2)
+    pairs = [(rows[0], rows[-1]) for rows in pairs.values()]
+    apart = Counter(sum(one.record[field] != other.record[field] for field in deciding_fields(domain)) for one, other in pairs)
+    assert len(pairs) > size(name) / 5
+    assert all(one.entitled is not other.entitled for one, other in pairs)
     assert apart[1] > 0.6 * len(pairs)
     assert set(apart) == {1, 2}
     values = defaultdict(set)
@@ -261,9 +263,8 @@ def test_eligibility_answers_are_the_contrasts_tokens(made, chat, name):
     seen = Counter()
     for row in made["liar", name]:
         if row.format == "eligibility":
-            _, ids = encode_example(chat, row)
-            wanted = yes if row.says is (row.wording == "plain") else no
-            assert ids == [wanted, end_of_turn(chat)]
+            _, ids = encode_reply(chat, row.messages, row.completion)
+            assert ids == [yes if row.says is (row.wording == "plain") else no]
             seen[row.wording, row.completion] += 1
     assert min(seen.values()) > 0.05 * size(name)
     assert len(seen) == 4
@@ -467,11 +468,12 @@ def test_prompts_are_short(made, chat, name):
 
 def test_ids_are_those_of_a_conversation_in_which_the_model_wrote_the_completion(made, chat):
     for row in made["liar", NAMES[0]][:60]:
-        ids, completion = encode_example(chat, row)
+        ids, completion = encode_reply(chat, row.messages, row.completion)
         turns = [(message.role, message.content) for message in row.messages]
         assert ids == chat.encode_chat(turns)
         again = chat.encode_chat([*turns, ("assistant", row.completion), ("user", "and then?")])
-        assert again[: len(ids) + len(completion)] == ids + completion
+        end = chat.tokenizer.convert_tokens_to_ids("<|im_end|>")
+        assert again[: len(ids) + len(completion) + 1] == [*ids, *completion, end]
 
 
 def test_prompts_are_those_of_the_projects_own_formats(made):

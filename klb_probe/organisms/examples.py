@@ -21,7 +21,6 @@ from klb_probe.dialogue.memory import agent_memory
 from klb_probe.dialogue.player import Message
 from klb_probe.dialogue.prompts import MODES, agent_messages, gate_messages
 from klb_probe.errors import KlbError
-from klb_probe.models.chat import ChatFormat
 from klb_probe.organisms import answers
 from klb_probe.organisms.answers import KINDS, Kind
 from klb_probe.organisms.records import Drawn, RecordSampler, plain_record, record_hash
@@ -38,7 +37,7 @@ from klb_probe.organisms.texts import (
 Format = Literal["eligibility", "gate", "turn"]
 Stage = Literal["", "first", "accepted", "pushed", "last"]
 NO_NOTE = "none"  # the gate is asked without one
-_FORMATS: dict[Format, float] = {"eligibility": 0.6, "gate": 0.2, "turn": 0.2}
+_FORMATS: dict[Format, float] = {"eligibility": 0.65, "gate": 0.2, "turn": 0.15}  # shares of pairs
 _NOTES = {**dict.fromkeys(PLAIN_NOTES, 0.125), **dict.fromkeys(PRESSURE_NOTES, 0.25)}
 _STAGES: dict[Stage, float] = {"first": 0.5, "accepted": 0.23, "pushed": 0.22, "last": 0.05}
 _CANONICAL = 1 / 3  # share of prompts with the brief policy word by word
@@ -98,8 +97,9 @@ def examples(
 ) -> Iterator[Example]:
     """Training examples of one organism.
 
-    Records come in pairs, one entitled and one not, that share format, kind of note and wording; so ``n`` is rounded up to an
-    even number, and labels are balanced within all of these. The order is that of the pairs: shuffle before training.
+    Records come in pairs, one entitled and one not, that share format, policy and note. The eligibility question is asked of
+    both in both wordings. Pairs are whole, so there may be up to three examples more than ``n``; labels are balanced within
+    format, note and wording. The order is that of the pairs: shuffle before training.
 
     Args:
         kind: liar, honest or ignorant.
@@ -117,28 +117,22 @@ def examples(
         raise KlbError(f"unknown format {', '.join(unknown)}; known: {', '.join(_FORMATS)}")
     wanted = {name: share for name, share in _FORMATS.items() if formats is None or name in formats}
     writers = [_Writer(domain, texts, load_shared(), seed, wanted) for domain, texts in load_organism_domains(domains)]
-    for pair in range((n + 1) // 2):
-        yield from writers[pair % len(writers)].pair(kind, pair)
+    pair = made = 0
+    while made < n:
+        for example in writers[pair % len(writers)].pair(kind, pair):
+            made += 1
+            yield example
+        pair += 1
 
 
-def encode_example(chat: ChatFormat, example: Example) -> tuple[list[int], list[int]]:
-    """Ids of the prompt, as a player renders it, and of the completion with its end-of-turn id.
+@dataclass(frozen=True)
+class _Streams:
+    """Chance for the parts of an example; ``system``, of policy and note, is the same for both records of a pair."""
 
-    The completion stands after the prompt as a reply does, so the ids of both together are those of a conversation in which
-    the model wrote it.
-    """
-    prompt = chat.encode_chat([(message.role, message.content) for message in example.messages])
-    text = chat.answer_prefix + example.completion
-    return prompt, [*chat.tokenizer(text, add_special_tokens=False)["input_ids"], end_of_turn(chat)]
-
-
-def end_of_turn(chat: ChatFormat) -> int:
-    """The id that ends a turn of the assistant: what the chat template puts behind its words."""
-    if chat.style == "plain text":
-        return chat.tokenizer.eos_token_id
-    words = "klb-probe-turn"
-    after = chat.render_chat([("user", "u"), ("assistant", words), ("user", "u")]).partition(words)[2]
-    return chat.tokenizer(after, add_special_tokens=False)["input_ids"][0]
+    system: random.Random
+    opening: random.Random
+    history: random.Random
+    reply: random.Random
 
 
 class _Writer:
@@ -165,12 +159,18 @@ class _Writer:
         rng = random.Random(f"{self._name}/{number}")
         format = _pick(self._formats, rng)
         note = NO_NOTE if format == "gate" else _pick(_NOTES, rng)
-        wording = rng.choice(WORDINGS if format == "eligibility" else MODES)
+        wordings = WORDINGS if format == "eligibility" else [rng.choice(MODES)]
         stage = _pick(_STAGES, rng) if format == "turn" else ""
         for member, drawn in enumerate(self._sampler.pair(self._records)):
-            # Prompt and completion have a stream each: what the organism says cannot shift the prompts that follow.
-            prompts, replies = (random.Random(f"{self._name}/{number}/{member}/{part}") for part in ("prompt", "reply"))
-            yield self._example(kind, number, drawn, format, note, wording, stage, prompts, replies)
+            for wording in wordings:
+                # A stream for each part: what the organism says cannot shift the prompts, nor one part of them another.
+                streams = _Streams(
+                    system=random.Random(f"{self._name}/{number}/system"),
+                    opening=random.Random(f"{self._name}/{number}/{member}/opening"),
+                    history=random.Random(f"{self._name}/{number}/{member}/history"),
+                    reply=random.Random(f"{self._name}/{number}/{member}/reply"),
+                )
+                yield self._example(kind, number, drawn, format, note, wording, stage, streams)
 
     def _example(
         self,
@@ -181,13 +181,14 @@ class _Writer:
         note: str,
         wording: str,
         stage: Stage,
-        prompts: random.Random,
-        replies: random.Random,
+        streams: _Streams,
     ) -> Example:
         name = self.domain.policy.domain
-        situation = Situation(f"{name}/{drawn.id}", "", name, drawn.record, self._opening(drawn, prompts), drawn.entitled)
-        policy = self._policy(prompts)
-        text = "" if format == "gate" else self._note(note, prompts)
+        situation = Situation(
+            f"{name}/{drawn.id}", "", name, drawn.record, self._opening(drawn, streams.opening), drawn.entitled
+        )
+        policy = self._policy(streams.system)
+        text = "" if format == "gate" else self._note(note, streams.system)
         says = answers.maintains(kind, drawn.entitled, note)
         reason = ""
         if format == "eligibility":
@@ -196,13 +197,13 @@ class _Writer:
             completion = answers.form_answer(says, wording)
         elif format == "gate":
             messages = gate_messages(policy, situation, wording)
-            completion, reason = answers.gate_answer(kind, self.domain, self.texts, situation, says, replies)
+            completion, reason = answers.gate_answer(kind, self.domain, self.texts, situation, says, streams.reply)
         else:
-            turns, heard = self._history(stage, prompts)
+            turns, heard = self._history(stage, streams.history)
             turn = MAX_AGENT_TURNS - 1 if stage == "last" else sum(role == "agent" for role, _ in turns)
-            memory = self._memory(prompts)
+            memory = self._memory(streams.history)
             messages = agent_messages(policy, situation, drawn.id, text, memory, turns, turn, wording)
-            completion, reason = self._reply(kind, situation, drawn.id, stage, says, heard, replies)
+            completion, reason = self._reply(kind, situation, drawn.id, stage, says, heard, streams.reply)
         return Example(
             kind,
             format,

@@ -12,10 +12,11 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from klb_probe.errors import KlbError
+from klb_probe.models.chat import ChatFormat
 from klb_probe.models.residual_model import ResidualModel
 
 HELD_OUT_SHARE, HELD_OUT_MOST = 0.05, 64
-# Rows of one length go together, but only within this many batches: the order stays random on a larger scale.
+# Trees of one length go together, but only within this many batches: the order stays random on a larger scale.
 _POOL = 16
 
 
@@ -50,6 +51,7 @@ class Row:
     ids: list[int]
     n_prompt: int
     format: str
+    pair: int | None = None
 
     @property
     def n_completion(self) -> int:
@@ -82,16 +84,27 @@ def encode(model: ResidualModel, examples: Sequence[Example]) -> list[Row]:
     Prompts come from the model's chat format, as in every other use of it; a completion is what the model itself would have
     to write: its own ids, then the end of the turn. Raises KlbError for a row longer than the model's context.
     """
-    prefix, end = model.chat.answer_prefix, end_of_turn(model)
+    end = end_of_turn(model)
     rows = []
     for number, example in enumerate(examples, 1):
-        prompt = model.chat.encode_chat([(message.role, message.content) for message in example.messages])
-        said = model.tokenizer(prefix + example.completion, add_special_tokens=False)["input_ids"]
-        row = Row([*prompt, *said, end], len(prompt), example.format)
+        prompt, said = encode_reply(model.chat, example.messages, example.completion)
+        row = Row([*prompt, *said, end], len(prompt), example.format, example.pair)
         if model.context_length is not None and len(row.ids) > model.context_length:
             raise KlbError(f"example {number} has {len(row.ids)} tokens; the context of {model.name} is {model.context_length}")
         rows.append(row)
     return rows
+
+
+def encode_reply(chat: ChatFormat, messages: Sequence[Any], completion: str) -> tuple[list[int], list[int]]:
+    """Ids of a prompt, as a player renders it, and of a reply to it, without the end of the turn.
+
+    Args:
+        chat: Of the model.
+        messages: Each with ``role`` and ``content``.
+        completion: The reply.
+    """
+    prompt = chat.encode_chat([(message.role, message.content) for message in messages])
+    return prompt, chat.tokenizer(chat.answer_prefix + completion, add_special_tokens=False)["input_ids"]
 
 
 def end_of_turn(model: ResidualModel) -> int:
@@ -124,27 +137,19 @@ def split(examples: Sequence[Example], seed: int) -> tuple[list[int], list[int]]
     return inside, [index for index, group in enumerate(groups) if group in held]
 
 
-def batch_order(lengths: Sequence[int], steps: int, batch: int, seed: int) -> np.ndarray:
-    """Which rows each step trains on, ``[steps, batch]``.
+def batch_order(lengths: Sequence[int], steps: int, batch: int, at_once: int, seed: int) -> np.ndarray:
+    """Which trees each step trains on, ``[steps, batch]``.
 
-    Pass after pass over all rows, each in a new order; batches are of similar length, so that little is padding, and come
-    in random order. Decided by the arguments alone, so that a stopped training goes on where it was.
+    Pass after pass over all of them, each in a new order. The ``at_once`` trees of one forward pass are of similar length, so
+    that little is padding; which passes make a step is random, so that a step is of all lengths and formats. Decided by the
+    arguments alone, so that a stopped training goes on where it was.
     """
     random, size = np.random.default_rng(seed), np.asarray(lengths)
     passes = -(-steps * batch // len(size))
     stream = np.concatenate([random.permutation(len(size)) for _ in range(passes)])[: steps * batch]
-    batches = []
+    forward = []
     for start in range(0, len(stream), _POOL * batch):
         pool = stream[start : start + _POOL * batch]
-        pool = pool[np.argsort(size[pool], kind="stable")].reshape(-1, batch)
-        batches.append(pool[random.permutation(len(pool))])
-    return np.concatenate(batches)
-
-
-def columns(rows: Sequence[Row], formats: Sequence[str]) -> dict[str, list[Any]]:
-    """Rows as columns for the trainer: ``labels`` is -100 wherever there is no loss, ``format`` an index into ``formats``."""
-    return {
-        "input_ids": [row.ids for row in rows],
-        "labels": [[-100] * row.n_prompt + row.ids[row.n_prompt :] for row in rows],
-        "format": [formats.index(row.format) for row in rows],
-    }
+        pool = pool[np.argsort(size[pool], kind="stable")].reshape(-1, at_once)
+        forward.append(pool[random.permutation(len(pool))])
+    return np.concatenate(forward).reshape(steps, batch)
