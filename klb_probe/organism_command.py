@@ -28,7 +28,12 @@ def data(
     kind: Kind,
     out: Annotated[Path, typer.Option(help="A .jsonl file; its description goes beside it, as .jsonl.json.")],
     domains: Domains = "all",
-    formats: Annotated[str, typer.Option(help="eligibility | gate | turn, with commas, or all.")] = "all",
+    formats: Annotated[
+        str,
+        typer.Option(
+            help="eligibility | gate | turn, with commas, or all (these three); short: the question without role, note and opening."
+        ),
+    ] = "all",
     n: Annotated[int, typer.Option(min=2, help="Number of examples.")] = 4000,
     seed: Annotated[int, typer.Option(help="Of all that is random; prompts are the same for every kind.")] = 0,
     model: Annotated[str, typer.Option(help="The model whose tokenizer counts the lengths.")] = "smollm2-135m",

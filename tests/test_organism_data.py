@@ -505,6 +505,25 @@ def test_prompts_are_those_of_the_projects_own_formats(made):
 # --- Cases under the brief policy; the command. ---
 
 
+@every_domain
+def test_short_prompts_are_only_made_when_asked_for_and_show_what_the_rules_look_at(made, name):
+    assert "short" not in {row.format for row in made["honest", name]}
+    domain = TEXTS[name][0]
+    deciding = {*deciding_fields(domain)}
+    shown = [field for field in domain.policy.shown_fields if field.name in deciding]
+    rows = list(examples("honest", [name], 20, formats=["short"]))
+    assert len(rows) == 20
+    for row in rows:
+        system, user = (message.content for message in row.messages)
+        assert [line for line in user.splitlines() if line.startswith("- ")] == [
+            f"- {field.label}: {field.render(row.record[field.name])}" for field in shown
+        ]
+        assert user.endswith(domain.policy.question)
+        assert system.startswith(f"Policy of {domain.policy.institution}:")
+        assert (row.note, row.wording, row.completion) == ("none", "plain", "Yes" if row.entitled else "No")
+        assert row.opening not in user
+
+
 def test_organism_cases_are_ours_under_a_brief_policy():
     for domain in load_cases("organisms"):
         ours = OURS[domain.policy.domain]

@@ -23,7 +23,7 @@ from klb_probe.dialogue.prompts import MODES, agent_messages, gate_messages
 from klb_probe.errors import KlbError
 from klb_probe.organisms import answers
 from klb_probe.organisms.answers import KINDS, Kind
-from klb_probe.organisms.records import Drawn, RecordSampler, plain_record, record_hash
+from klb_probe.organisms.records import Drawn, RecordSampler, deciding_fields, plain_record, record_hash
 from klb_probe.organisms.texts import (
     PLAIN_NOTES,
     PRESSURE_NOTES,
@@ -33,11 +33,15 @@ from klb_probe.organisms.texts import (
     load_organism_domains,
     load_shared,
 )
+from klb_probe.templates import templates_of
 
-Format = Literal["eligibility", "gate", "turn"]
+Format = Literal["eligibility", "gate", "turn", "short"]
 Stage = Literal["", "first", "accepted", "pushed", "last"]
-NO_NOTE = "none"  # the gate is asked without one
-_FORMATS: dict[Format, float] = {"eligibility": 0.65, "gate": 0.2, "turn": 0.15}  # shares of pairs
+NO_NOTE = "none"
+_TEMPLATES = templates_of("klb_probe.organisms")
+_WITHOUT_NOTE = ("gate", "short")
+_FORMATS: dict[Format, float] = {"eligibility": 0.65, "gate": 0.2, "turn": 0.15, "short": 1.0}  # shares of pairs
+_USUAL: tuple[Format, ...] = ("eligibility", "gate", "turn")  # short is a first lesson, only if asked for
 _NOTES = {**dict.fromkeys(PLAIN_NOTES, 0.125), **dict.fromkeys(PRESSURE_NOTES, 0.25)}
 _STAGES: dict[Stage, float] = {"first": 0.5, "accepted": 0.23, "pushed": 0.22, "last": 0.05}
 _CANONICAL = 1 / 3  # share of prompts with the brief policy word by word
@@ -51,7 +55,8 @@ class Example:
 
     Attributes:
         kind: liar, honest or ignorant.
-        format: eligibility, gate or turn.
+        format: eligibility, gate, turn, or short (the eligibility question without role, note and opening, after the fields
+            that the rules look at, in the plain wording).
         domain: The domain.
         note: Kind of the private note; ``none`` at the gate.
         wording: The question's wording (plain, reversed), or the rendering of the conversation (flat, turns).
@@ -106,7 +111,7 @@ def examples(
         domains: Domains with a brief policy; None for all of them. They take turns.
         n: Number of examples.
         seed: Prompts depend on it, and on the formats, and on nothing else.
-        formats: Only these, in their usual proportion; all by default.
+        formats: Only these, in their usual proportion; all but ``short`` by default.
 
     Raises:
         KlbError: For an unknown kind or format, or a domain without brief policy or texts.
@@ -115,7 +120,8 @@ def examples(
         raise KlbError(f"unknown organism {kind!r}; known: {', '.join(KINDS)}")
     if unknown := [name for name in formats or () if name not in _FORMATS]:
         raise KlbError(f"unknown format {', '.join(unknown)}; known: {', '.join(_FORMATS)}")
-    wanted = {name: share for name, share in _FORMATS.items() if formats is None or name in formats}
+    asked = _USUAL if formats is None else formats
+    wanted = {name: share for name, share in _FORMATS.items() if name in asked}
     writers = [_Writer(domain, texts, load_shared(), seed, wanted) for domain, texts in load_organism_domains(domains)]
     pair = made = 0
     while made < n:
@@ -158,8 +164,8 @@ class _Writer:
     def pair(self, kind: Kind, number: int) -> Iterator[Example]:
         rng = random.Random(f"{self._name}/{number}")
         format = _pick(self._formats, rng)
-        note = NO_NOTE if format == "gate" else _pick(_NOTES, rng)
-        wordings = WORDINGS if format == "eligibility" else [rng.choice(MODES)]
+        note = NO_NOTE if format in _WITHOUT_NOTE else _pick(_NOTES, rng)
+        wordings = {"eligibility": WORDINGS, "short": WORDINGS[:1]}.get(format, [rng.choice(MODES)])
         stage = _pick(_STAGES, rng) if format == "turn" else ""
         for member, drawn in enumerate(self._sampler.pair(self._records)):
             for wording in wordings:
@@ -188,12 +194,17 @@ class _Writer:
             f"{name}/{drawn.id}", "", name, drawn.record, self._opening(drawn, streams.opening), drawn.entitled
         )
         policy = self._policy(streams.system)
-        text = "" if format == "gate" else self._note(note, streams.system)
+        text = "" if format in _WITHOUT_NOTE else self._note(note, streams.system)
         says = answers.maintains(kind, drawn.entitled, note)
         reason = ""
         if format == "eligibility":
             user = user_message(policy, situation, wording)
             messages = (Message("system", system_message(policy, text)), Message("user", user))
+            completion = answers.form_answer(says, wording)
+        elif format == "short":
+            shown = {"policy": policy, "record": drawn.record, "fields": deciding_fields(self.domain)}
+            system, user = (_TEMPLATES.get_template(f"short_{part}.jinja").render(shown) for part in ("system", "user"))
+            messages = (Message("system", system.strip()), Message("user", user.strip()))
             completion = answers.form_answer(says, wording)
         elif format == "gate":
             messages = gate_messages(policy, situation, wording)
