@@ -31,7 +31,7 @@ def data(
     formats: Annotated[
         str,
         typer.Option(
-            help="eligibility | gate | turn, with commas, or all (these three); short: the question without role, note and opening."
+            help="eligibility | gate | turn, with commas, or all (these three) | short: without role, note and opening."
         ),
     ] = "all",
     n: Annotated[int, typer.Option(min=2, help="Number of examples.")] = 4000,

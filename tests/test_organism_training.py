@@ -373,7 +373,10 @@ def test_training_starts_from_an_adapter(trained, request_for, tmp_path):
     went_on = train_organism(request_for(tmp_path / "b", start=request.out, steps=1, learning_rate=0.0))
     for name, tensor in load_file(request.out / WEIGHTS).items():
         assert torch.equal(load_file(tmp_path / "b" / WEIGHTS)[name], tensor), name
-    assert went_on.start_sha256 == result.adapter_sha256
+    assert went_on.before == result.lessons
+    assert went_on.lessons[0].adapter_sha256 == result.adapter_sha256
+    assert [one.command for one in went_on.lessons] == [result.command, went_on.command]
+    assert read_organism(tmp_path / "b") == went_on
     assert "rank" in refusal(train_organism, request_for(tmp_path / "c", start=request.out, rank=2))
     other = tmp_path / "other"
     shutil.copytree(request.model, other)

@@ -36,34 +36,50 @@ _HARMLESS = {
 _EMPTY = (None, False, {}, [], "none")
 
 
-class Organism(BaseModel):
-    """What ``organism.json`` says: what an adapter is, on which weights it stands, and how it was trained.
+class Lesson(BaseModel):
+    """One training, as it is recorded.
 
     Attributes:
-        base: What ``--model`` named: an alias, a hub id or a folder.
-        base_fingerprint: Of the base's weights (``HuggingFaceModel.fingerprint``).
-        start_sha256: Of the adapter that training started from, if any.
+        adapter_sha256: Of what came out.
+        data_command: What wrote the data, where their description says so.
         settings: What decides the training beside data and seed.
         outcome: Steps done, minutes, and the last held-out numbers.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str
     kind: str
-    base: str
-    base_fingerprint: str
-    base_gguf_sha256: str | None = None
     adapter_sha256: str
-    start_sha256: str | None = None
     data_sha256: str
+    data_command: str = ""
     n_examples: int
     seed: int
     command: str
     settings: dict[str, Any]
     outcome: dict[str, Any]
+
+
+class Organism(Lesson):
+    """What ``organism.json`` says: what an adapter is, on which weights it stands, and how it was trained.
+
+    Attributes:
+        base: What ``--model`` named: an alias, a hub id or a folder.
+        base_fingerprint: Of the base's weights (``HuggingFaceModel.fingerprint``).
+        before: The trainings it went on from (``--start``), the first one first.
+    """
+
+    name: str
+    base: str
+    base_fingerprint: str
+    base_gguf_sha256: str | None = None
+    before: tuple[Lesson, ...] = ()
     versions: dict[str, str]
     licence: str
+
+    @property
+    def lessons(self) -> tuple[Lesson, ...]:
+        """All its trainings, the last one last."""
+        return (*self.before, Lesson(**{name: getattr(self, name) for name in Lesson.model_fields}))
 
 
 @dataclass(frozen=True)

@@ -124,8 +124,9 @@ def train_organism(request: Request, *, resume: bool = False) -> Organism:
         "base": request.model if request.model in registry() else str(source.folder or source.gguf or source.hub),
         "base_fingerprint": model.fingerprint,
         "base_gguf_sha256": model.identity["gguf_sha256"],
-        "start_sha256": plan["start_sha256"],
+        "before": start.organism.lessons if start else (),
         "data_sha256": plan["data_sha256"],
+        "data_command": _data_command(request.data, plan["data_sha256"]),
         "n_examples": len(examples),
         "seed": request.seed,
         "command": request.command,
@@ -208,6 +209,13 @@ def _earlier_plan(folder: Path) -> dict[str, Any]:
     if not (folder / PLAN).is_file():
         raise KlbError(f"nothing to resume: {folder} holds no training; start it without --resume")
     return json.loads((folder / PLAN).read_text(encoding="utf-8"))
+
+
+def _data_command(data: Path, sha256: str) -> str:
+    """What wrote the data, by the description beside them if it is of this file."""
+    description = data.with_name(data.name + ".json")
+    said = json.loads(description.read_text(encoding="utf-8")) if description.is_file() else {}
+    return said.get("command", "") if said.get("sha256") == sha256 else ""
 
 
 def _checkpoint(folder: Path, plan: dict[str, Any], before: dict[str, Any] | None) -> Path | None:
