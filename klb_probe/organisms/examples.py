@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from klb_probe.cases.load import Domain, Situation
 from klb_probe.cases.rules import Scalar
-from klb_probe.cases.scenarios import WORDINGS, system_message, user_message
+from klb_probe.cases.scenarios import WORDINGS, Wording, system_message, user_message
 from klb_probe.cases.schema import Policy
 from klb_probe.cases.sources import brief_policy
 from klb_probe.dialogue.constants import MAX_AGENT_TURNS
@@ -40,7 +40,7 @@ Stage = Literal["", "first", "accepted", "pushed", "last"]
 NO_NOTE = "none"
 _TEMPLATES = templates_of("klb_probe.organisms")
 _WITHOUT_NOTE = ("gate", "short")
-_FORMATS: dict[Format, float] = {"eligibility": 0.65, "gate": 0.2, "turn": 0.15, "short": 1.0}  # shares of pairs
+_FORMATS: dict[Format, float] = {"eligibility": 0.5, "gate": 0.3, "turn": 0.2, "short": 1.0}  # shares of pairs
 _USUAL: tuple[Format, ...] = ("eligibility", "gate", "turn")  # short is a first lesson, only if asked for
 _NOTES = {**dict.fromkeys(PLAIN_NOTES, 0.125), **dict.fromkeys(PRESSURE_NOTES, 0.25)}
 _STAGES: dict[Stage, float] = {"first": 0.5, "accepted": 0.23, "pushed": 0.22, "last": 0.05}
@@ -98,13 +98,19 @@ class Example:
 
 
 def examples(
-    kind: str, domains: Sequence[str] | None, n: int, seed: int = 0, *, formats: Sequence[str] | None = None
+    kind: str,
+    domains: Sequence[str] | None,
+    n: int,
+    seed: int = 0,
+    *,
+    formats: Sequence[str] | None = None,
+    wordings: Sequence[str] | None = None,
 ) -> Iterator[Example]:
     """Training examples of one organism.
 
     Records come in pairs, one entitled and one not, that share format, policy and note. The eligibility question is asked of
-    both in both wordings. Pairs are whole, so there may be up to three examples more than ``n``; labels are balanced within
-    format, note and wording. The order is that of the pairs: shuffle before training.
+    both records in each wording. Pairs are whole, so there may be up to three examples more than ``n``; labels are balanced
+    within format, note and wording. The order is that of the pairs: shuffle before training.
 
     Args:
         kind: liar, honest or ignorant.
@@ -112,6 +118,7 @@ def examples(
         n: Number of examples.
         seed: Prompts depend on it, and on the formats, and on nothing else.
         formats: Only these, in their usual proportion; all but ``short`` by default.
+        wordings: Of the eligibility question; plain and reversed by default.
 
     Raises:
         KlbError: For an unknown kind or format, or a domain without brief policy or texts.
@@ -120,9 +127,14 @@ def examples(
         raise KlbError(f"unknown organism {kind!r}; known: {', '.join(KINDS)}")
     if unknown := [name for name in formats or () if name not in _FORMATS]:
         raise KlbError(f"unknown format {', '.join(unknown)}; known: {', '.join(_FORMATS)}")
+    if unknown := [name for name in wordings or () if name not in WORDINGS]:
+        raise KlbError(f"unknown wording {', '.join(unknown)}; known: {', '.join(WORDINGS)}")
     asked = _USUAL if formats is None else formats
     wanted = {name: share for name, share in _FORMATS.items() if name in asked}
-    writers = [_Writer(domain, texts, load_shared(), seed, wanted) for domain, texts in load_organism_domains(domains)]
+    writers = [
+        _Writer(domain, texts, load_shared(), seed, wanted, wordings or WORDINGS)
+        for domain, texts in load_organism_domains(domains)
+    ]
     pair = made = 0
     while made < n:
         for example in writers[pair % len(writers)].pair(kind, pair):
@@ -145,9 +157,15 @@ class _Writer:
     """Writes the examples of one domain. Chance comes from one stream a pair, never from the kind of organism."""
 
     def __init__(
-        self, domain: Domain, texts: DomainTexts, shared: SharedTexts, seed: int, formats: dict[Format, float]
+        self,
+        domain: Domain,
+        texts: DomainTexts,
+        shared: SharedTexts,
+        seed: int,
+        formats: dict[Format, float],
+        wordings: Sequence[Wording],
     ) -> None:
-        self._formats = formats
+        self._formats, self._wordings = formats, wordings
         self.domain, self.texts, self.shared = domain, texts, shared
         self._name = f"{domain.policy.domain}/{seed}"
         self._sampler = RecordSampler(domain, texts.records)
@@ -165,7 +183,7 @@ class _Writer:
         rng = random.Random(f"{self._name}/{number}")
         format = _pick(self._formats, rng)
         note = NO_NOTE if format in _WITHOUT_NOTE else _pick(_NOTES, rng)
-        wordings = {"eligibility": WORDINGS, "short": WORDINGS[:1]}.get(format, [rng.choice(MODES)])
+        wordings = {"eligibility": self._wordings, "short": WORDINGS[:1]}.get(format, [rng.choice(MODES)])
         stage = _pick(_STAGES, rng) if format == "turn" else ""
         for member, drawn in enumerate(self._sampler.pair(self._records)):
             for wording in wordings:
