@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from klb_probe.errors import KlbError
+from klb_probe.models.backends import backend_class, backend_of, inner_model
 from klb_probe.models.chat import ChatFormat, probe_chat_format
 from klb_probe.models.gguf_cache import dequantised_folder
 from klb_probe.models.hook_map import find_hook_map
@@ -27,25 +29,32 @@ _CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 def load_model(
-    name: str = DEFAULT_MODEL,
+    name: Any = DEFAULT_MODEL,
     *,
     device: str = "auto",
     dtype: str = "auto",
     revision: str | None = None,
     hooks: Iterable[Path] = (),
+    backend: str | None = None,
 ) -> HuggingFaceModel:
     """Load a model by alias, hub id, local folder or ``.gguf`` file; an adapter is merged into its base.
 
     Args:
-        name: What to load.
+        name: What to load; or a model that is already loaded, for :func:`from_model`.
         device: ``auto`` (cuda, else mps, else cpu), or a torch device.
         dtype: ``auto`` (the registry's; else float32 on a CPU and the checkpoint's on an accelerator) or a name in DTYPES.
         revision: Hub revision (branch, tag or commit) to pin.
         hooks: Folders with further hook maps.
+        backend: What reads residuals: ``huggingface`` (the default), ``transformer_lens`` or ``nnsight``.
 
     Raises:
         KlbError: With what is wrong and what to do, for everything a user can get wrong here.
     """
+    if not isinstance(name, str | os.PathLike):
+        if (device, dtype, revision) != ("auto", "auto", None):
+            raise KlbError("a loaded model keeps its device, dtype and revision")
+        return from_model(name, hooks=hooks, backend=backend)
+    backend_class(backend or "huggingface")  # a missing library shows before the weights are read
     source = resolve(name)
     place = _device(device)
     if dtype not in ("auto", *DTYPES):
@@ -95,7 +104,7 @@ def load_model(
         merge(model, adapter, name=base.name, fingerprint=base.fingerprint)
         _cast(model, wanted)
         identity |= {"base": source.base, "adapter_sha256": adapter.organism.adapter_sha256}
-    return from_model(model, tokenizer, name=source.name, identity=identity, hooks=hooks)
+    return from_model(model, tokenizer, name=source.name, identity=identity, hooks=hooks, backend=backend)
 
 
 def load_chat(name: str = DEFAULT_MODEL) -> ChatFormat:
@@ -109,18 +118,36 @@ def load_chat(name: str = DEFAULT_MODEL) -> ChatFormat:
 
 
 def from_model(
-    model: PreTrainedModel,
-    tokenizer: Any,
+    model: Any,
+    tokenizer: Any = None,
     *,
     name: str | None = None,
     identity: dict[str, str | None] | None = None,
     hooks: Iterable[Path] = (),
+    backend: str | None = None,
 ) -> HuggingFaceModel:
-    """Wrap a causal language model of ``transformers`` that is already in memory, as it is."""
-    if not isinstance(model, PreTrainedModel):
-        raise KlbError(f"expected a transformers model, not {type(model).__name__}")
-    name = name or model.config.name_or_path or type(model).__name__
-    return HuggingFaceModel(model, tokenizer, find_hook_map(model, hooks), name=name, identity=identity or {"name": name})
+    """Wrap a causal language model that is already in memory, as it is.
+
+    Args:
+        model: A ``transformers`` model, a TransformerLens ``TransformerBridge`` or an nnsight ``LanguageModel``.
+        tokenizer: Its tokenizer; by default the one that ``model`` has.
+        name: What to call it.
+        identity: Where it came from.
+        hooks: Folders with further hook maps.
+        backend: As in :func:`load_model`, for a ``transformers`` model; the others are read by their own library.
+
+    Raises:
+        KlbError: For anything else, or without a tokenizer.
+    """
+    inner, kind = inner_model(model), backend_of(model)
+    if kind != "huggingface" and backend not in (None, kind):
+        raise KlbError(f"a {type(model).__name__} is read by backend {kind}, not {backend}")
+    tokenizer = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
+    if tokenizer is None:
+        raise KlbError(f"pass the tokenizer of this {type(model).__name__} too: from_model(model, tokenizer)")
+    name = name or inner.config.name_or_path or type(inner).__name__
+    read_by, hook_map = backend_class(backend or kind), find_hook_map(inner, hooks)
+    return read_by(model, tokenizer, hook_map, name=name, identity=identity or {"name": name})
 
 
 def _device(device: str) -> torch.device:
