@@ -19,6 +19,7 @@ from klb_probe.options import (
     Hooks,
     Model,
     Reduce,
+    Remote,
     Revision,
     Spaces,
     parse_names,
@@ -87,6 +88,7 @@ def jlens(
     device: Device = "auto",
     dtype: Dtype = "auto",
     backend: Backend = "huggingface",
+    remote: Remote = False,
     revision: Revision = None,
     hooks: Hooks = None,
 ) -> None:
@@ -120,7 +122,8 @@ def jlens(
     chosen = _scenarios(cases, scenarios, domains, framings, questions, quick)
     one = choose_scenario(chosen, scenario)
 
-    loaded = load_model(model, device=device, dtype=dtype, revision=revision, hooks=hooks or (), backend=backend)
+    loading = {"device": device, "dtype": dtype, "revision": revision, "backend": backend, "remote": remote}
+    loaded = load_model(model, hooks=hooks or (), **loading)
     tokens = TokenContrast.of(loaded.chat, words, spaces=spaces, reduction=reduce)
     if lens == "logit":
         decoder: MarginLens | LogitLens = LogitLens.of(loaded, tokens)

@@ -17,9 +17,13 @@ from command import klb
 from tiny import LAYERS, WIDTH, default_tokenizer, save_tiny_llama, tiny_hf_model
 
 from klb_probe.errors import KlbError
+from klb_probe.lens.contrast import TokenContrast
+from klb_probe.lens.margin import LogitLens
 from klb_probe.models.backends import BACKENDS
+from klb_probe.models.hook_map import find_hook_map
 from klb_probe.models.load import from_model, load_model
 from klb_probe.models.prefix import prefill
+from klb_probe.signals.readout import Readouts, read_prompts
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "gemma3", "gpt2", "gpt_neox"]
 OTHERS = [name for name in BACKENDS if name != "huggingface"]
@@ -274,25 +278,51 @@ def test_the_example_of_each_backend_adds_a_direction_where_it_says(backend):
     torch.testing.assert_close(found, wanted, **CLOSE)
 
 
+def test_a_trace_reads_and_changes_blocks_that_return_tuples():
+    class Tupled(torch.nn.Module):
+        def __init__(self, block):
+            super().__init__()
+            self.block = block
+
+        def forward(self, *args, **kwargs):
+            return (self.block(*args, **kwargs), None)
+
+    class Untupled(Tupled):
+        def forward(self, hidden, *args, **kwargs):
+            return self.block(hidden[0], *args, **kwargs)
+
+    inner, prompt = tiny_hf_model("llama"), ids_of(8)
+    layers = inner.model.layers
+    layers[0], layers[1] = Tupled(layers[0]), Untupled(layers[1])
+    tupled, plain = from_model(inner, default_tokenizer(), backend="nnsight"), opened("llama", "huggingface")
+    changed = []
+    for model in (tupled, plain):
+        with model.intervening(0, doubled):
+            changed.append(model.residuals([prompt], range(LAYERS), [-1]))
+    torch.testing.assert_close(*changed)
+    tupled.residuals([prompt], [0], [-1])
+    assert tupled.hook_name(0) == "model.model.layers[0].output[0]"
+
+
 def test_hook_names_are_the_libraries_own():
     assert opened("gpt2", "huggingface").hook_name(2) == "transformer.h.2"
     assert opened("gpt2", "transformer_lens").hook_name(2) == "blocks.2.hook_resid_post"
     assert opened("gpt2", "nnsight").hook_name(2) == "model.transformer.h[2].output"
 
 
-@both
-def test_a_command_reads_through_the_backend_and_records_it(tmp_path, backend):
-    folder = save_tiny_llama(tmp_path / "tiny")
-    runs = {}
-    for name in ("huggingface", backend):
-        out = tmp_path / name
-        asked = ["--model", folder, "--device", "cpu", "--lens", "logit", "--domains", "airline", "--quick", "--out", out]
-        assert klb("jlens", *asked, "--framings", "honest", "--questions", "plain", "--backend", name) == 0
+def test_a_command_reads_through_the_backend_and_records_it(tmp_path):
+    asked = ["--model", save_tiny_llama(tmp_path / "tiny"), "--device", "cpu", "--lens", "logit", "--domains", "airline"]
+    asked += ["--quick", "--framings", "honest", "--questions", "plain", "--out"]
+    margins = {}
+    for backend in BACKENDS:
+        out = tmp_path / backend
+        assert klb("jlens", *asked, out, "--backend", backend) == 0
         record = json.loads((out / "run.json").read_text())
-        assert record["backend"] == record["arguments"]["backend"] == name
-        runs[name] = [json.loads(line)["own_margin"] for line in (out / "scenarios.jsonl").read_text().splitlines()]
-    assert runs[backend] == pytest.approx(runs["huggingface"], abs=1e-4)
-    assert klb("jlens", *asked[:-1], tmp_path / "none", "--backend", "jax") == 2
+        assert record["backend"] == record["arguments"]["backend"] == backend
+        margins[backend] = [json.loads(line)["own_margin"] for line in (out / "scenarios.jsonl").read_text().splitlines()]
+    for backend in OTHERS:
+        assert margins[backend] == pytest.approx(margins["huggingface"], abs=1e-4)
+    assert klb("jlens", *asked, tmp_path / "none", "--backend", "jax") == 2
 
 
 def test_the_default_model_is_the_same_through_every_backend(smollm, yes_no):
@@ -319,3 +349,100 @@ def test_the_default_model_is_the_same_through_every_backend(smollm, yes_no):
         torch.testing.assert_close(their_logits, logits, **CLOSE)
         torch.testing.assert_close(their_margin, margin, **CLOSE)
         assert their_replies == replies
+
+
+def served(family: str, monkeypatch):
+    """A model without weights here, and a server: nnsight's rehearsal, which sends the block as source, runs it with ours."""
+    from nnsight import NNsight
+    from nnsight.modeling.transformers import TransformersModel
+
+    from klb_probe.models import ndif
+
+    server = TransformersModel(tiny_hf_model(family), tokenizer=copy.deepcopy(default_tokenizer()), task="text-generation")
+    monkeypatch.setattr(sys, "path", list(sys.path))  # the rehearsal hides our modules, and puts them back at the end
+
+    def at_server(boundary):
+        return lambda _client, *asked: boundary(server, *asked[:-1], "local")
+
+    for name in ("read", "read_rows", "read_samples"):
+        monkeypatch.setattr(ndif, name, at_server(getattr(ndif, name)))
+    client = NNsight(tiny_hf_model(family).to("meta"))
+    hook_map = find_hook_map(client._module)
+    return ndif.NdifModel(client, default_tokenizer(), hook_map, name="served", identity={"name": "served"})
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
+def test_only_what_is_asked_for_leaves_a_server(family, monkeypatch):
+    import nnsight
+
+    plain, model, saved, save = opened(family, "huggingface"), served(family, monkeypatch), [], nnsight.save
+    assert model.fingerprint == plain.fingerprint
+    assert model.self_check_error < 1e-4
+    # nnsight's own `save`, looked up where the block runs: whatever a block saves comes by here, and nothing else leaves.
+    monkeypatch.setattr(nnsight, "save", lambda value: saved.append(value) or save(value))
+    shared, layers = ids_of(20), [0, 2, LAYERS - 1]
+    prompts = [[*shared, *ids_of(n, seed=n)] for n in (3, 6, 4)]
+    for indices, capture in prefill(model, prompts, layers, TOKENS, min_shared=8, batch_size=2):
+        for row, index in enumerate(indices):
+            last = torch.tensor([[len(prompts[index]) - 1]])
+            alone = plain.capture(torch.tensor([prompts[index]]), layers, last, TOKENS)
+            torch.testing.assert_close(capture.residuals[:, row], alone.residuals[:, 0], **CLOSE)
+            torch.testing.assert_close(capture.logits[row], alone.logits[0], **CLOSE)
+    assert [tuple(one.shape) for one in saved] == [(3, 2, 1, WIDTH), (2, 1, 3), (3, 1, 1, WIDTH), (1, 1, 3)]
+    saved.clear()
+    readout = model.token_readout(TOKENS)
+    torch.testing.assert_close(readout.directions, plain.token_readout(TOKENS).directions, **CLOSE)
+    assert [None if one is None else tuple(one.shape) for one in saved[0]][::2] == [(3, WIDTH), (WIDTH,)]
+    assert len(saved) == 1
+
+
+def test_margins_of_a_served_model_are_those_of_the_model(monkeypatch):
+    plain, model = opened("llama", "huggingface"), served("llama", monkeypatch)
+    prompts = [[*ids_of(40), *ids_of(n, seed=n)] for n in (3, 6, 4)]
+    found = []
+    for one in (plain, model):
+        lens = LogitLens.of(one, TokenContrast.of(one.chat))
+        readouts = Readouts.empty(3, 1, LAYERS, len(lens.random_rows), "key", 1)
+        read_prompts(one, [lens], prompts, readouts)
+        assert readouts.done.all()
+        found.append((readouts.margins, readouts.random, readouts.own))
+    torch.testing.assert_close(found[1], found[0], **CLOSE)
+    assert found[0][0].abs().min() > 1e-3
+
+
+def test_what_a_server_cannot_do_is_refused(monkeypatch):
+    from nnsight.intervention.backends.remote import RemoteError
+
+    from klb_probe.models import ndif
+
+    model, ids = served("llama", monkeypatch), ids_of(5)
+    calls = [
+        lambda: model.generate([ids], 2, temperature=0.0, seed=0),
+        lambda: model.gradient_graph(torch.tensor([ids]), [0], 2),
+        lambda: model.intervening(0, doubled),
+        lambda: model.next_logits(torch.tensor([ids]), model.new_cache()),
+        lambda: model.residuals([ids, ids_of(3)], [0], [-1], padding="left"),
+    ]
+    for call in calls:
+        with pytest.raises(KlbError, match="served by NDIF"):
+            call()
+    monkeypatch.setenv("NDIF_API_KEY", "a-secret")
+    for error in (RemoteError("the key a-secret is not known"), ConnectionRefusedError("nobody listens")):
+
+        def fail(*_, error=error):
+            raise error
+
+        monkeypatch.setattr(ndif, "read", fail)
+        with pytest.raises(KlbError, match="served could not be read at") as refusal:
+            model.residuals([ids], [0], [-1])
+        assert "a-secret" not in str(refusal.value)
+
+
+def test_remote_says_what_it_needs(monkeypatch, capsys, tmp_path):
+    monkeypatch.delenv("NDIF_API_KEY", raising=False)
+    assert klb("jlens", "--remote", "--model", "meta-llama/Llama-3.1-8B", "--out", tmp_path / "out") == 2
+    assert "NDIF_API_KEY" in capsys.readouterr().err
+    with pytest.raises(KlbError, match="tiny is not one"):
+        load_model(str(save_tiny_llama(tmp_path / "tiny")), remote=True)
+    with pytest.raises(KlbError, match="goes through nnsight"):
+        load_model("meta-llama/Llama-3.1-8B", backend="transformer_lens", remote=True)

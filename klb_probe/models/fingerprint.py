@@ -16,13 +16,24 @@ from klb_probe.models.hook_map import HookMap
 _NOT_DECIDING = ("_name_or_path", "transformers_version", "dtype", "architectures", "use_cache", "return_dict")
 
 
-def weights_fingerprint(weights: Mapping[str, Tensor]) -> str:
-    """A hash of a strided sample of every weight tensor, in bfloat16: the same for float32 and bfloat16 copies."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(weights.items()):
+# Shape and sample of a tensor.
+Sample = tuple[tuple[int, ...], Tensor]
+
+
+def weight_samples(weights: Mapping[str, Tensor]) -> dict[str, Sample]:
+    """A strided sample of every weight tensor, in bfloat16: the same for float32 and bfloat16 copies."""
+    samples = {}
+    for name, tensor in weights.items():
         flat = tensor.detach().reshape(-1)
-        sample = flat[:: max(1, flat.numel() // 256)][:256].to("cpu", torch.bfloat16)
-        digest.update(f"{name}{tuple(tensor.shape)}".encode())
+        samples[name] = (tuple(tensor.shape), flat[:: max(1, flat.numel() // 256)][:256].to("cpu", torch.bfloat16))
+    return samples
+
+
+def weights_fingerprint(samples: Mapping[str, Sample]) -> str:
+    """A hash of samples of all weights."""
+    digest = hashlib.sha256()
+    for name, (shape, sample) in sorted(samples.items()):
+        digest.update(f"{name}{shape}".encode())
         digest.update(sample.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()
 

@@ -16,7 +16,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from klb_probe.errors import KlbError
 from klb_probe.models.block_output import Keep, through
 from klb_probe.models.chat import probe_chat_format
-from klb_probe.models.fingerprint import settings_hash, weights_fingerprint
+from klb_probe.models.fingerprint import Sample, settings_hash, weight_samples, weights_fingerprint
 from klb_probe.models.hook_map import HookMap, Layout, resolve_layout
 from klb_probe.models.readout import TokenReadout
 from klb_probe.models.residual_model import Capture
@@ -53,7 +53,7 @@ class HuggingFaceModel:
         self.layout = self._layout(hook_map)
         self.chat = probe_chat_format(tokenizer)
         self.n_layers = len(self.layout.blocks)
-        self.fingerprint = weights_fingerprint(self._weights())
+        self.fingerprint = weights_fingerprint(self._samples())
         self.settings = settings_hash(model.config.get_text_config(), self.layout.map)
         self.vocab_size, self.d_model = self.layout.unembed.weight.shape
         self.stop_ids = self._stop_ids()
@@ -77,8 +77,8 @@ class HuggingFaceModel:
     def _layout(self, hook_map: HookMap) -> Layout:
         return resolve_layout(self.model, hook_map)
 
-    def _weights(self) -> dict[str, Tensor]:
-        return self.model.state_dict()
+    def _samples(self) -> dict[str, Sample]:
+        return weight_samples(self.model.state_dict())
 
     def residuals(
         self, ids: Sequence[Sequence[int]], layers: Sequence[int], positions: Sequence[int], padding: str = "right"
@@ -201,14 +201,10 @@ class HuggingFaceModel:
     def _hooks(self, layers: Sequence[int], keep: Keep) -> Iterator[None]:
         """Call ``keep(layer, output)`` at the output of blocks; a tensor it returns replaces the output."""
 
-        def hook(layer: int) -> Any:
-            def run(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-                return through(keep, layer, output)
+        def hook(layer: int) -> Callable[[nn.Module, Any, Any], Any]:
+            return lambda _module, _inputs, output: through(keep, layer, output)
 
-            return run
-
-        layers = self._checked(layers)
-        handles = [self.layout.blocks[layer].register_forward_hook(hook(layer)) for layer in layers]
+        handles = [self.layout.blocks[layer].register_forward_hook(hook(layer)) for layer in self._checked(layers)]
         try:
             yield
         finally:
@@ -222,20 +218,25 @@ class HuggingFaceModel:
         return sorted(set(layers))
 
     def token_readout(self, token_ids: Sequence[int]) -> TokenReadout:
-        head, norm, softcap = self.layout.unembed, self.layout.final_norm, self.layout.map.softcap
-        rows = head.weight.detach()[list(token_ids)].float().cpu()
-        weight = getattr(norm, "weight", None)
-        gain = torch.ones(self.d_model) if weight is None else weight.detach().float().cpu()
-        norm_bias, head_bias = getattr(norm, "bias", None), getattr(head, "bias", None)
+        softcap = self.layout.map.softcap
+        rows, head_bias, weight, norm_bias = self._readout_weights(token_ids)
+        gain = torch.ones(self.d_model) if weight is None else weight
         return TokenReadout.fold(
             rows,
-            torch.zeros(len(rows)) if head_bias is None else head_bias.detach()[list(token_ids)].float().cpu(),
+            torch.zeros(len(rows)) if head_bias is None else head_bias,
             gain + 1 if self.layout.map.norm.gain == "one_plus" else gain,
-            torch.zeros(self.d_model) if norm_bias is None else norm_bias.detach().float().cpu(),
+            torch.zeros(self.d_model) if norm_bias is None else norm_bias,
             eps=self._norm_eps(),
             centred=self.layout.map.norm.kind == "layer",
             softcap=getattr(self.model.config.get_text_config(), softcap) if softcap else None,
         )
+
+    def _readout_weights(self, token_ids: Sequence[int]) -> tuple[Tensor | None, ...]:
+        """Head rows and biases of some tokens, weight and bias of the final norm (float32); None for what it has not."""
+        head, norm, wanted = self.layout.unembed, self.layout.final_norm, list(token_ids)
+        found = [None if (one := getattr(head, name, None)) is None else one[wanted] for name in ("weight", "bias")]
+        found += [getattr(norm, name, None) for name in ("weight", "bias")]
+        return tuple(None if one is None else one.detach().float().cpu() for one in found)
 
     def _norm_eps(self) -> float:
         norm = self.layout.final_norm
@@ -282,14 +283,17 @@ class HuggingFaceModel:
         positions = rearrange(torch.arange(ids.shape[1]), "p -> 1 p")
         some = torch.linspace(0, self.vocab_size - 1, 64).long().tolist()
         own = self.capture(ids, [self.n_layers - 1], positions, some)
-        last = own.residuals[0].to(self.layout.unembed.weight.device)
-        decoded = self.unembed(self.final_norm(last))[..., some].float()
-        closed_form = self.token_readout(some).to(last.device).logits(last)
-        scale = own.logits.abs().max()
-        error = max(float((logits - own.logits).abs().max() / scale) for logits in (decoded, closed_form))
+        scale, decoded = own.logits.abs().max(), self._decoded(own.residuals[0], some)
+        error = max(float((logits.to(scale.device) - own.logits).abs().max() / scale) for logits in decoded)
         if not error <= SELF_CHECK_TOLERANCE[self.dtype]:
             raise KlbError(
                 f"hook map {self.layout.map.family} does not decode {type(self.model).__name__}: last block and own logits "
                 f"differ by {error:.2g} of the largest logit (allowed {SELF_CHECK_TOLERANCE[self.dtype]:.0e})"
             )
         return error
+
+    def _decoded(self, last: Tensor, token_ids: Sequence[int]) -> list[Tensor]:
+        """Logits of some tokens from the last block's output, in every way that there is."""
+        last = last.to(self.layout.unembed.weight.device)
+        whole = self.unembed(self.final_norm(last))[..., list(token_ids)].float()
+        return [whole, self.token_readout(token_ids).to(last.device).logits(last)]

@@ -21,7 +21,7 @@ from klb_probe.models.gguf_cache import dequantised_folder
 from klb_probe.models.hook_map import find_hook_map
 from klb_probe.models.hub import first_line, hub_errors
 from klb_probe.models.huggingface import HuggingFaceModel
-from klb_probe.models.registry import DEFAULT_MODEL, ModelSource, resolve
+from klb_probe.models.registry import DEFAULT_MODEL, ModelSource, registry, resolve
 from klb_probe.organisms.adapters import merge, read_adapter
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -36,6 +36,7 @@ def load_model(
     revision: str | None = None,
     hooks: Iterable[Path] = (),
     backend: str | None = None,
+    remote: bool = False,
 ) -> HuggingFaceModel:
     """Load a model by alias, hub id, local folder or ``.gguf`` file; an adapter is merged into its base.
 
@@ -46,6 +47,7 @@ def load_model(
         revision: Hub revision (branch, tag or commit) to pin.
         hooks: Folders with further hook maps.
         backend: What reads residuals: ``huggingface`` (the default), ``transformer_lens`` or ``nnsight``.
+        remote: Read residuals and margins of a hub model that NDIF serves, through nnsight; its weights stay there.
 
     Raises:
         KlbError: With what is wrong and what to do, for everything a user can get wrong here.
@@ -54,6 +56,8 @@ def load_model(
         if (device, dtype, revision) != ("auto", "auto", None):
             raise KlbError("a loaded model keeps its device, dtype and revision")
         return from_model(name, hooks=hooks, backend=backend)
+    if remote:
+        return _served(name, device=device, dtype=dtype, revision=revision, hooks=hooks, backend=backend)
     backend_class(backend or "huggingface")  # a missing library shows before the weights are read
     source = resolve(name)
     place = _device(device)
@@ -107,6 +111,20 @@ def load_model(
     return from_model(model, tokenizer, name=source.name, identity=identity, hooks=hooks, backend=backend)
 
 
+def _served(
+    name: str, *, device: str, dtype: str, revision: str | None, hooks: Iterable[Path], backend: str | None
+) -> HuggingFaceModel:
+    if backend == "transformer_lens" or (device, dtype) != ("auto", "auto"):
+        raise KlbError("--remote goes through nnsight, and the server decides on device and dtype")
+    hub = registry()[name].hub if name in registry() else resolve(name).hub
+    if hub is None:
+        raise KlbError(f"--remote reads a model of the hub, by alias or owner/name; {name} is not one")
+    backend_class("nnsight")
+    from klb_probe.models.ndif import open_served
+
+    return open_served(hub, name=name, revision=revision, hooks=hooks)
+
+
 def load_chat(name: str = DEFAULT_MODEL) -> ChatFormat:
     """A model's chat format alone: its tokenizer, not its weights. Raises KlbError as :func:`load_model` does."""
     source = resolve(name)
@@ -130,7 +148,8 @@ def from_model(
 
     Args:
         model: A ``transformers`` model, a TransformerLens ``TransformerBridge`` or an nnsight ``LanguageModel``.
-        tokenizer: Its tokenizer; by default the one that ``model`` has.
+        tokenizer: Its tokenizer; by default the one that ``model`` has. TransformerLens gives a bridge one that puts BOS before
+            plain text; pass the model's own to read such text as the other backends do (chats are the same with both).
         name: What to call it.
         identity: Where it came from.
         hooks: Folders with further hook maps.

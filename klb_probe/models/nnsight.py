@@ -23,7 +23,7 @@ class NnsightModel(HuggingFaceModel):
     A pass in which a residual is read, changed or differentiated runs as a trace; the block's envoy gives its output and
     takes another. A pass in which none is (the head's logits, plain generation) calls the wrapped model. The trace is that of
     an ``NNsight`` of our own over the same modules, so that the ids go in as they are; edits stored on a user's object would
-    not act in it and are refused.
+    not act in it and are refused. Changes act in passes of this object, not in calls of the wrapped model itself.
 
     A direction added by hand, with what :meth:`hook_name` names (``"model.model.layers[2].output"`` for a Llama):
 

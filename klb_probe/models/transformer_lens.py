@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from klb_probe.errors import KlbError
 from klb_probe.models.block_output import Keep
+from klb_probe.models.fingerprint import Sample, weight_samples
 from klb_probe.models.hook_map import HookMap, Layout
 from klb_probe.models.huggingface import SELF_CHECK_TOLERANCE, HuggingFaceModel
 
@@ -55,7 +56,7 @@ class TransformerLensModel(HuggingFaceModel):
                 key-value cache it does not fill.
         """
         self.bridge = model if isinstance(model, TransformerBridge) else bridge_over(model)
-        if self.bridge.compatibility_mode and self.bridge._weights_processed:
+        if self.bridge.compatibility_mode and getattr(self.bridge, "_weights_processed", True):
             raise KlbError(
                 f"{name}: this TransformerBridge has processed weights, so its residuals are not the model's; boot one and "
                 "leave out enable_compatibility_mode(), or call it with no_processing=True"
@@ -72,10 +73,10 @@ class TransformerLensModel(HuggingFaceModel):
         layout = super()._layout(hook_map)
         return replace(layout, final_norm=_unwrapped(layout.final_norm), unembed=_unwrapped(layout.unembed))
 
-    def _weights(self) -> dict[str, Tensor]:
+    def _samples(self) -> dict[str, Sample]:
         added = {id(buffer) for buffer in self.layout.unembed.buffers()}  # a zero bias, where the head has none
         named = {_name_without_bridge(self.model, key): tensor for key, tensor in self.model.state_dict(keep_vars=True).items()}
-        return {name: tensor for name, tensor in named.items() if name is not None and id(tensor) not in added}
+        return weight_samples({name: one for name, one in named.items() if name is not None and id(one) not in added})
 
     def _run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         with ExitStack() as stack:
