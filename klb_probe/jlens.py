@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from klb_probe.options import (
+    Backend,
     Cases,
     Contrast,
     Device,
@@ -18,6 +19,7 @@ from klb_probe.options import (
     Hooks,
     Model,
     Reduce,
+    Remote,
     Revision,
     Spaces,
     parse_names,
@@ -85,6 +87,8 @@ def jlens(
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    backend: Backend = "huggingface",
+    remote: Remote = False,
     revision: Revision = None,
     hooks: Hooks = None,
 ) -> None:
@@ -118,7 +122,8 @@ def jlens(
     chosen = _scenarios(cases, scenarios, domains, framings, questions, quick)
     one = choose_scenario(chosen, scenario)
 
-    loaded = load_model(model, device=device, dtype=dtype, revision=revision, hooks=hooks or ())
+    loading = {"device": device, "dtype": dtype, "revision": revision, "backend": backend, "remote": remote}
+    loaded = load_model(model, hooks=hooks or (), **loading)
     tokens = TokenContrast.of(loaded.chat, words, spaces=spaces, reduction=reduce)
     if lens == "logit":
         decoder: MarginLens | LogitLens = LogitLens.of(loaded, tokens)
@@ -145,6 +150,7 @@ def jlens(
         "fingerprint": loaded.fingerprint,
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "device": str(loaded.device),
+        "backend": loaded.backend,
         "chat": loaded.chat.style,
         "hook_map": loaded.layout.map.family,
         "self_check_error": loaded.self_check_error,

@@ -12,6 +12,10 @@ Contrast = Annotated[str, typer.Option(help="YES/NO word forms, single tokens; s
 Bos = Annotated[str, typer.Option(help="BOS before plain text: auto (as the tokenizer does) | always | never.")]
 Device = Annotated[str, typer.Option(help="auto | cuda | mps | cpu.")]
 Dtype = Annotated[str, typer.Option(help="auto | float32 | bfloat16 | float16.")]
+Backend = Annotated[str, typer.Option(help="What reads residuals: huggingface | transformer_lens | nnsight.")]
+Remote = Annotated[
+    bool, typer.Option("--remote", help="Read a hub model that NDIF serves (key in NDIF_API_KEY); its weights stay there.")
+]
 Revision = Annotated[str | None, typer.Option(help="Hub revision to pin.")]
 Hooks = Annotated[list[Path] | None, typer.Option(help="Folder with further hook maps.")]
 Spaces = Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from klb_probe.options import Cases, Contrast, Device, Dtype, Hooks, Model, Reduce, Revision, Spaces
+from klb_probe.options import Backend, Cases, Contrast, Device, Dtype, Hooks, Model, Reduce, Remote, Revision, Spaces
 
 ROUNDS_EXAMPLE = "Example: klb-probe rounds outputs/run --model smollm2-135m"
 
@@ -30,6 +30,8 @@ def rounds(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the signals in --out.")] = False,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    backend: Backend = "huggingface",
+    remote: Remote = False,
     revision: Revision = None,
     hooks: Hooks = None,
 ) -> None:
@@ -63,7 +65,8 @@ def rounds(
 
     files = read_folder(run)
     domains = {one.policy.domain: one for one in load_cases(cases, [file.run_meta["domain"] for file in files])}
-    loaded = load_model(model, device=device, dtype=dtype, revision=revision, hooks=hooks or ())
+    loading = {"device": device, "dtype": dtype, "revision": revision, "backend": backend, "remote": remote}
+    loaded = load_model(model, hooks=hooks or (), **loading)
     if not replay:
         for file in files:
             check_same_model(file, loaded)
@@ -97,6 +100,7 @@ def open_lenses(model: Any, lens: str, contrast: str, spaces: str, reduce: str) 
         "model": model.identity,
         "fingerprint": model.fingerprint,
         "dtype": str(model.dtype).removeprefix("torch."),
+        "backend": model.backend,
         "contrast": [[list(side) for side in pair] for pair in tokens.pairs],
         "versions": versions(),
     }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from klb_probe.errors import KlbError
-from klb_probe.options import Cases, Contrast, Device, Domains, Dtype, Hooks, Model, Revision, parse_names
+from klb_probe.options import Backend, Cases, Contrast, Device, Domains, Dtype, Hooks, Model, Revision, parse_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,6 +63,7 @@ def steer(
     seed: Annotated[int, typer.Option(help="Seed of random directions, bootstrap and choice of pairs.")] = 0,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    backend: Backend = "huggingface",
     revision: Revision = None,
     hooks: Hooks = None,
 ) -> None:
@@ -101,7 +102,7 @@ def steer(
     scenarios = eligibility_scenarios(load_cases(cases, parse_names(domains)), _names(framings), quick=quick)
     words = parse_pairs(contrast)
 
-    loaded = load_model(model, device=device, dtype=dtype, revision=revision, hooks=hooks or ())
+    loaded = load_model(model, device=device, dtype=dtype, revision=revision, hooks=hooks or (), backend=backend)
     directions.check(loaded)
     tokens = TokenContrast.of(loaded.chat, words)
     vectors = {PROBE: torch.as_tensor(chosen.direction).float(), **random_directions(loaded.d_model, random, seed)}
@@ -133,6 +134,7 @@ def steer(
         "fingerprint": loaded.fingerprint,
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "device": str(loaded.device),
+        "backend": loaded.backend,
         "probe": {
             "file": str(probe),
             "sha256": file_sha256(probe),

@@ -83,6 +83,7 @@ class LocalPlayer:
             "fingerprint": self.model.fingerprint,
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": str(self.model.device),
+            "backend": self.model.backend,
             "chat": self.model.chat.style,
             "seed": self._streams.seed,
             "constrain": self._constraints is not None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from klb_probe.errors import KlbError
+from klb_probe.models.backends import backend_class, backend_of, inner_model
 from klb_probe.models.chat import ChatFormat, probe_chat_format
 from klb_probe.models.gguf_cache import dequantised_folder
 from klb_probe.models.hook_map import find_hook_map
 from klb_probe.models.hub import first_line, hub_errors
 from klb_probe.models.huggingface import HuggingFaceModel
-from klb_probe.models.registry import DEFAULT_MODEL, ModelSource, resolve
+from klb_probe.models.registry import DEFAULT_MODEL, ModelSource, registry, resolve
 from klb_probe.organisms.adapters import merge, read_adapter
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -27,25 +29,36 @@ _CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 def load_model(
-    name: str = DEFAULT_MODEL,
+    name: Any = DEFAULT_MODEL,
     *,
     device: str = "auto",
     dtype: str = "auto",
     revision: str | None = None,
     hooks: Iterable[Path] = (),
+    backend: str | None = None,
+    remote: bool = False,
 ) -> HuggingFaceModel:
     """Load a model by alias, hub id, local folder or ``.gguf`` file; an adapter is merged into its base.
 
     Args:
-        name: What to load.
+        name: What to load; or a model that is already loaded, for :func:`from_model`.
         device: ``auto`` (cuda, else mps, else cpu), or a torch device.
         dtype: ``auto`` (the registry's; else float32 on a CPU and the checkpoint's on an accelerator) or a name in DTYPES.
         revision: Hub revision (branch, tag or commit) to pin.
         hooks: Folders with further hook maps.
+        backend: What reads residuals: ``huggingface`` (the default), ``transformer_lens`` or ``nnsight``.
+        remote: Read residuals and margins of a hub model that NDIF serves, through nnsight; its weights stay there.
 
     Raises:
         KlbError: With what is wrong and what to do, for everything a user can get wrong here.
     """
+    if not isinstance(name, str | os.PathLike):
+        if (device, dtype, revision) != ("auto", "auto", None):
+            raise KlbError("a loaded model keeps its device, dtype and revision")
+        return from_model(name, hooks=hooks, backend=backend)
+    if remote:
+        return _served(name, device=device, dtype=dtype, revision=revision, hooks=hooks, backend=backend)
+    backend_class(backend or "huggingface")  # a missing library shows before the weights are read
     source = resolve(name)
     place = _device(device)
     if dtype not in ("auto", *DTYPES):
@@ -95,7 +108,21 @@ def load_model(
         merge(model, adapter, name=base.name, fingerprint=base.fingerprint)
         _cast(model, wanted)
         identity |= {"base": source.base, "adapter_sha256": adapter.organism.adapter_sha256}
-    return from_model(model, tokenizer, name=source.name, identity=identity, hooks=hooks)
+    return from_model(model, tokenizer, name=source.name, identity=identity, hooks=hooks, backend=backend)
+
+
+def _served(
+    name: str, *, device: str, dtype: str, revision: str | None, hooks: Iterable[Path], backend: str | None
+) -> HuggingFaceModel:
+    if backend == "transformer_lens" or (device, dtype) != ("auto", "auto"):
+        raise KlbError("--remote goes through nnsight, and the server decides on device and dtype")
+    hub = registry()[name].hub if name in registry() else resolve(name).hub
+    if hub is None:
+        raise KlbError(f"--remote reads a model of the hub, by alias or owner/name; {name} is not one")
+    backend_class("nnsight")
+    from klb_probe.models.ndif import open_served
+
+    return open_served(hub, name=name, revision=revision, hooks=hooks)
 
 
 def load_chat(name: str = DEFAULT_MODEL) -> ChatFormat:
@@ -109,18 +136,37 @@ def load_chat(name: str = DEFAULT_MODEL) -> ChatFormat:
 
 
 def from_model(
-    model: PreTrainedModel,
-    tokenizer: Any,
+    model: Any,
+    tokenizer: Any = None,
     *,
     name: str | None = None,
     identity: dict[str, str | None] | None = None,
     hooks: Iterable[Path] = (),
+    backend: str | None = None,
 ) -> HuggingFaceModel:
-    """Wrap a causal language model of ``transformers`` that is already in memory, as it is."""
-    if not isinstance(model, PreTrainedModel):
-        raise KlbError(f"expected a transformers model, not {type(model).__name__}")
-    name = name or model.config.name_or_path or type(model).__name__
-    return HuggingFaceModel(model, tokenizer, find_hook_map(model, hooks), name=name, identity=identity or {"name": name})
+    """Wrap a causal language model that is already in memory, as it is.
+
+    Args:
+        model: A ``transformers`` model, a TransformerLens ``TransformerBridge`` or an nnsight ``LanguageModel``.
+        tokenizer: Its tokenizer; by default the one that ``model`` has. TransformerLens gives a bridge one that puts BOS before
+            plain text; pass the model's own to read such text as the other backends do (chats are the same with both).
+        name: What to call it.
+        identity: Where it came from.
+        hooks: Folders with further hook maps.
+        backend: As in :func:`load_model`, for a ``transformers`` model; the others are read by their own library.
+
+    Raises:
+        KlbError: For anything else, or without a tokenizer.
+    """
+    inner, kind = inner_model(model), backend_of(model)
+    if kind != "huggingface" and backend not in (None, kind):
+        raise KlbError(f"a {type(model).__name__} is read by backend {kind}, not {backend}")
+    tokenizer = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
+    if tokenizer is None:
+        raise KlbError(f"pass the tokenizer of this {type(model).__name__} too: from_model(model, tokenizer)")
+    name = name or inner.config.name_or_path or type(inner).__name__
+    read_by, hook_map = backend_class(backend or kind), find_hook_map(inner, hooks)
+    return read_by(model, tokenizer, hook_map, name=name, identity=identity or {"name": name})
 
 
 def _device(device: str) -> torch.device:

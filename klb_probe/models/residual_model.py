@@ -34,6 +34,7 @@ class ResidualModel(Protocol):
     """
 
     name: str
+    backend: str
     identity: dict[str, str | None]
     fingerprint: str
     settings: str
