@@ -73,9 +73,10 @@ class HuggingFaceModel:
         return digest.hexdigest()
 
     def _settings(self) -> str:
-        """A hash of what decides residuals beside the weights: the text model's config and the hook map."""
+        """A hash of what decides residuals beside the weights: the text model's config and how its parts were found."""
         config = {k: v for k, v in self.model.config.get_text_config().to_dict().items() if k not in _NOT_DECIDING}
-        said = json.dumps([config, self.layout.map.model_dump(mode="json")], sort_keys=True, default=str)
+        decoding = self.layout.map.model_dump(mode="json", include={"norm", "softcap", "scale"})
+        said = json.dumps([config, self.layout.paths, decoding], sort_keys=True, default=str)
         return hashlib.sha256(said.encode()).hexdigest()
 
     def residuals(
@@ -217,7 +218,7 @@ class HuggingFaceModel:
                 handle.remove()
 
     def token_readout(self, token_ids: Sequence[int]) -> TokenReadout:
-        head, norm, softcap = self.layout.unembed, self.layout.final_norm, self.layout.map.softcap
+        head, norm = self.layout.unembed, self.layout.final_norm
         rows = head.weight.detach()[list(token_ids)].float().cpu()
         weight = getattr(norm, "weight", None)
         gain = torch.ones(self.d_model) if weight is None else weight.detach().float().cpu()
@@ -229,7 +230,8 @@ class HuggingFaceModel:
             torch.zeros(self.d_model) if norm_bias is None else norm_bias.detach().float().cpu(),
             eps=self._norm_eps(),
             centred=self.layout.map.norm.kind == "layer",
-            softcap=getattr(self.model.config.get_text_config(), softcap) if softcap else None,
+            softcap=self.layout.softcap,
+            scale=self.layout.scale,
         )
 
     def _norm_eps(self) -> float:
@@ -246,9 +248,9 @@ class HuggingFaceModel:
 
     @torch.no_grad()
     def unembed(self, normed: Tensor) -> Tensor:
-        logits = self.layout.unembed(normed)
-        name = self.layout.map.softcap
-        cap = getattr(self.model.config.get_text_config(), name) if name else None
+        logits, cap = self.layout.unembed(normed), self.layout.softcap
+        if self.layout.scale != 1:
+            logits = logits * self.layout.scale
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     @torch.no_grad()
@@ -286,4 +288,19 @@ class HuggingFaceModel:
                 f"hook map {self.layout.map.family} does not decode {type(self.model).__name__}: last block and own logits "
                 f"differ by {error:.2g} of the largest logit (allowed {SELF_CHECK_TOLERANCE[self.dtype]:.0e})"
             )
+        if not self.keeps_every_position():
+            self._check_reading_on(ids, own.residuals)
         return error
+
+    def _check_reading_on(self, ids: Tensor, whole: Tensor) -> None:
+        """Refuse recurrent layers that go on from a shared prefix as if nothing had been read: prompts share prefixes here."""
+        cache, half = self.new_cache(), ids.shape[1] // 2
+        self.capture(ids[:, :half], [], torch.tensor([[0]]), [], cache)
+        rest = rearrange(torch.arange(ids.shape[1] - half), "p -> 1 p")
+        read_on = self.capture(ids[:, half:], [self.n_layers - 1], rest, [], cache).residuals
+        error = float((read_on - whole[:, :, half:]).abs().max() / whole.abs().max())
+        if not error <= SELF_CHECK_TOLERANCE[self.dtype]:
+            raise KlbError(
+                f"{type(self.model).__name__} cannot be read: its recurrent layers lose a prefix that was read before (residuals "
+                f"differ by {error:.2g} of the largest), and prompts share prefixes here"
+            )

@@ -42,10 +42,11 @@ class TokenReadout:
         eps: float,
         centred: bool,
         softcap: float | None,
+        scale: float = 1.0,
     ) -> TokenReadout:
-        """Fold ``[token, d_model]`` head rows with the norm's gain and bias (both ``[d_model]``)."""
-        directions = head * gain
-        readout = cls(directions, head @ norm_bias + head_bias, eps, centred, softcap)
+        """Fold ``[token, d_model]`` head rows with the norm's gain and bias (both ``[d_model]``) and the logits' scale."""
+        directions = scale * head * gain
+        readout = cls(directions, scale * (head @ norm_bias + head_bias), eps, centred, softcap)
         return replace(readout, directions=readout.centre(directions))
 
     def to(self, device: torch.device | str) -> TokenReadout:
