@@ -146,6 +146,7 @@ def jlens(
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "device": str(loaded.device),
         "chat": loaded.chat.style,
+        "thinking": loaded.chat.thinking.how,
         "hook_map": loaded.layout.map.family,
         "self_check_error": loaded.self_check_error,
         "lens": {"name": "logit"}

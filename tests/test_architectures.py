@@ -140,9 +140,7 @@ CONFIGS = {
     ),
     "nemotron": lambda: hf.NemotronConfig(**_HEAD),
     "qwen3_5_text": lambda: hf.Qwen3_5TextConfig(**_HEAD, **_LINEAR),
-    "qwen3_5_moe_text": lambda: hf.Qwen3_5MoeTextConfig(
-        **_HEAD, **_LINEAR, **_EXPERTS, shared_expert_intermediate_size=8
-    ),
+    "qwen3_5_moe_text": lambda: hf.Qwen3_5MoeTextConfig(**_HEAD, **_LINEAR, **_EXPERTS, shared_expert_intermediate_size=8),
     "qwen3_next": lambda: hf.Qwen3NextConfig(**_HEAD, **_LINEAR, **_EXPERTS, shared_expert_intermediate_size=8),
     "lfm2": lambda: hf.Lfm2Config(**_TEXT, layer_types=["conv", "full_attention"] * 2),
     "mamba2": lambda: hf.Mamba2Config(**_RECURRENT, num_heads=4, head_dim=8, n_groups=1),
@@ -152,7 +150,8 @@ CONFIGS = {
 }
 WRAPPERS = {
     "aya_vision": lambda: hf.AyaVisionConfig(
-        text_config={**_TEXT, "model_type": "cohere2", "logit_scale": 0.25}, vision_config={**_VISION, "model_type": "siglip_vision_model"}
+        text_config={**_TEXT, "model_type": "cohere2", "logit_scale": 0.25},
+        vision_config={**_VISION, "model_type": "siglip_vision_model"},
     ),
     "gemma4": lambda: hf.Gemma4Config(text_config=_gemma4_text().to_dict(), vision_config=None, audio_config=None),
     "llava": lambda: hf.LlavaConfig(
@@ -255,9 +254,7 @@ def test_residuals_are_block_outputs_and_decode_to_the_models_logits(name):
     torch.testing.assert_close(model.final_norm(residuals[-1]), own.hidden_states[-1], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(model.unembed(model.final_norm(residuals[-1])), own.logits, atol=1e-4, rtol=1e-4)
     some = [5, 17, 250]
-    torch.testing.assert_close(
-        model.token_readout(some).logits(residuals[-1]), own.logits[..., some], atol=1e-4, rtol=1e-4
-    )
+    torch.testing.assert_close(model.token_readout(some).logits(residuals[-1]), own.logits[..., some], atol=1e-4, rtol=1e-4)
 
 
 @architectures
@@ -374,8 +371,14 @@ def unreadable(config, auto=hf.AutoModelForCausalLM):
 
 def test_several_residual_streams_are_refused_by_name():
     config = hf.Gemma3nTextConfig(
-        **_HEAD, sliding_window=8, vocab_size_per_layer_input=VOCAB, hidden_size_per_layer_input=4, num_kv_shared_layers=2,
-        layer_types=["sliding_attention", "full_attention"] * 2, activation_sparsity_pattern=[0.0] * 4, laurel_rank=4
+        **_HEAD,
+        sliding_window=8,
+        vocab_size_per_layer_input=VOCAB,
+        hidden_size_per_layer_input=4,
+        num_kv_shared_layers=2,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        activation_sparsity_pattern=[0.0] * 4,
+        laurel_rank=4,
     )
     message = unreadable(config)
     assert "Gemma3nForCausalLM" in message

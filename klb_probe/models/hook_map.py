@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,20 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import nn
 
 from klb_probe.errors import KlbError
+from klb_probe.models.architecture import refuse_unreadable
 from klb_probe.paths import data_dir
-
-
-_UNREADABLE: tuple[tuple[Callable[[Any], bool], str], ...] = (
-    (lambda c: c.is_encoder_decoder, "it is an encoder-decoder, whose blocks also read an encoder's states"),
-    (
-        lambda c: getattr(c, "altup_num_inputs", 1) > 1 or getattr(c, "hc_mult", 1) > 1,
-        "its blocks carry several residual streams, and a lens reads one",
-    ),
-    (
-        lambda c: getattr(c, "use_bidirectional_attention", None) in (True, "all"),
-        "its attention also looks ahead, so that a position is not decided by what comes before it",
-    ),
-)
 
 
 class Norm(BaseModel):
@@ -79,17 +67,6 @@ class Layout:
     paths: dict[str, str]
     softcap: float | None
     scale: float
-
-
-def refuse_unreadable(config: Any, name: str) -> None:
-    """Refuse, by its config alone, a model that has no one causal residual stream, whatever a hook map says.
-
-    Raises KlbError that names the model and what stands in the way.
-    """
-    text = config.get_text_config()
-    reasons = [reason for refused, reason in _UNREADABLE if refused(config) or refused(text)]
-    if reasons:
-        raise KlbError(f"{name} (model_type {config.model_type}) cannot be read: {reasons[0]}")
 
 
 def read_hook_map(path: Path) -> HookMap:
@@ -152,6 +129,16 @@ def resolve_layout(model: nn.Module, hook_map: HookMap) -> Layout:
         softcap=_number(model, hook_map.softcap, "softcap", hook_map.family),
         scale=_scale(model, hook_map),
     )
+
+
+def norm_eps(layout: Layout) -> float:
+    """The final norm's epsilon: the module's own, else the hook map's."""
+    norm = layout.final_norm
+    said = [getattr(norm, name) for name in ("variance_epsilon", "eps") if hasattr(norm, name)]
+    eps = said[0] if said else layout.map.norm.eps
+    if eps is None:
+        raise KlbError(f"hook map {layout.map.family}: {type(norm).__name__} does not say its eps; add norm.eps")
+    return eps
 
 
 def _scale(model: nn.Module, hook_map: HookMap) -> float:

@@ -17,7 +17,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from klb_probe.errors import KlbError
 from klb_probe.models.chat import probe_chat_format
-from klb_probe.models.hook_map import HookMap, resolve_layout
+from klb_probe.models.hook_map import HookMap, norm_eps, resolve_layout
 from klb_probe.models.readout import TokenReadout
 from klb_probe.models.residual_model import Capture
 
@@ -73,10 +73,9 @@ class HuggingFaceModel:
         return digest.hexdigest()
 
     def _settings(self) -> str:
-        """A hash of what decides residuals beside the weights: the text model's config and how its parts were found."""
+        """A hash of what decides residuals beside the weights: the text model's config and the hook map."""
         config = {k: v for k, v in self.model.config.get_text_config().to_dict().items() if k not in _NOT_DECIDING}
-        decoding = self.layout.map.model_dump(mode="json", include={"norm", "softcap", "scale"})
-        said = json.dumps([config, self.layout.paths, decoding], sort_keys=True, default=str)
+        said = json.dumps([config, self.layout.map.model_dump(mode="json")], sort_keys=True, default=str)
         return hashlib.sha256(said.encode()).hexdigest()
 
     def residuals(
@@ -228,19 +227,11 @@ class HuggingFaceModel:
             torch.zeros(len(rows)) if head_bias is None else head_bias.detach()[list(token_ids)].float().cpu(),
             gain + 1 if self.layout.map.norm.gain == "one_plus" else gain,
             torch.zeros(self.d_model) if norm_bias is None else norm_bias.detach().float().cpu(),
-            eps=self._norm_eps(),
+            eps=norm_eps(self.layout),
             centred=self.layout.map.norm.kind == "layer",
             softcap=self.layout.softcap,
             scale=self.layout.scale,
         )
-
-    def _norm_eps(self) -> float:
-        norm = self.layout.final_norm
-        said = [getattr(norm, name) for name in ("variance_epsilon", "eps") if hasattr(norm, name)]
-        eps = said[0] if said else self.layout.map.norm.eps
-        if eps is None:
-            raise KlbError(f"hook map {self.layout.map.family}: {type(norm).__name__} does not say its eps; add norm.eps")
-        return eps
 
     @torch.no_grad()
     def final_norm(self, residual: Tensor) -> Tensor:
@@ -301,6 +292,6 @@ class HuggingFaceModel:
         error = float((read_on - whole[:, :, half:]).abs().max() / whole.abs().max())
         if not error <= SELF_CHECK_TOLERANCE[self.dtype]:
             raise KlbError(
-                f"{type(self.model).__name__} cannot be read: its recurrent layers lose a prefix that was read before (residuals "
-                f"differ by {error:.2g} of the largest), and prompts share prefixes here"
+                f"{type(self.model).__name__} cannot be read: its recurrent layers lose a prefix that was read before, and "
+                f"prompts share prefixes here (residuals differ by {error:.2g} of the largest)"
             )
