@@ -406,3 +406,20 @@ def test_recurrent_layers_that_lose_a_prefix_are_refused_by_name(name):
             parameter.add_(torch.randn_like(parameter) * 0.15)
     with pytest.raises(KlbError, match=f"{type(model).__name__} cannot be read: its recurrent layers lose a prefix"):
         from_model(model.eval(), byte_level())
+
+
+# --- What a wrong map would do. ---
+
+
+def test_a_map_without_the_scale_fails_the_self_check(tmp_path):
+    shipped = (data_dir("hooks") / "granite.yaml").read_text()
+    (tmp_path / "granite.yaml").write_text("\n".join(line for line in shipped.splitlines() if not line.startswith("scale")))
+    with pytest.raises(KlbError, match="hook map granite does not decode GraniteForCausalLM"):
+        from_model(raw("granite"), byte_level(), hooks=[tmp_path])
+
+
+def test_a_scale_that_the_config_lacks_is_named(tmp_path):
+    shipped = (data_dir("hooks") / "granite.yaml").read_text()
+    (tmp_path / "granite.yaml").write_text(shipped.replace("logits_scaling, ", "no_such_number, "))
+    with pytest.raises(KlbError, match="no scale attribute no_such_number"):
+        from_model(raw("granite"), byte_level(), hooks=[tmp_path])

@@ -12,6 +12,7 @@ from test_architectures import WRAPPERS, raw
 from test_chat import CHATML, REASONING, byte_level
 from tiny import default_tokenizer, save_tiny_llama, tiny_hf_model
 
+from klb_probe.errors import KlbError
 from klb_probe.models.chat import probe_chat_format
 from klb_probe.models.load import load_model
 
@@ -75,11 +76,10 @@ def test_without_weights_none_are_needed(folder, tmp_path, capsys):
             (tmp_path / file.name).write_bytes(file.read_bytes())
     alone = checked(capsys, tmp_path, "--no-weights", "--dtype", "bfloat16")
     assert "loaded" not in alone
-    assert alone["map"] == checked(capsys, folder)["map"]
-    assert (alone["memory"]["dtype"], 2 * alone["memory"]["weights"]) == (
-        "bfloat16",
-        checked(capsys, folder)["memory"]["weights"],
-    )
+    whole = checked(capsys, folder, "--no-weights")
+    assert alone["map"] == whole["map"]
+    assert alone["memory"]["dtype"] == "bfloat16"
+    assert 2 * alone["memory"]["weights"] == whole["memory"]["weights"]
     assert klb("models", "check", tmp_path) == 2
 
 
@@ -184,11 +184,15 @@ def test_what_was_thought_and_said_before_is_left_alone():
     assert chat.render_chat(talk).count("<think>") == 1
 
 
-def test_a_template_that_takes_no_lone_user_message_is_still_probed():
+def test_a_template_that_takes_no_lone_user_message_is_probed_with_a_system_message():
     fussy = "{% if messages | length < 2 %}{{ raise_exception('two at least') }}{% endif %}" + OPENS
-    chat = probe_chat_format(byte_level(template=fussy))
-    assert chat.thinking.how == "none"
-    assert chat.style == "chat template"
+    assert probe_chat_format(byte_level(template=fussy)).render("s", "u").endswith(EMPTY)
+
+
+def test_a_template_that_takes_nothing_is_no_error_until_something_is_said():
+    chat = probe_chat_format(byte_level(template="{{ raise_exception('no') }}"))
+    with pytest.raises(KlbError, match="the chat template refuses turns"):
+        chat.render("s", "u")
 
 
 def test_thinking_is_recorded(folder, tmp_path, capsys):
@@ -197,20 +201,8 @@ def test_thinking_is_recorded(folder, tmp_path, capsys):
     tokenizer.chat_template += off
     save(tiny_hf_model("llama"), tmp_path / "thinks", tokenizer)
     out = tmp_path / "out"
-    arguments = (
-        "--lens",
-        "logit",
-        "--quick",
-        "--domains",
-        "airline",
-        "--framings",
-        "honest,deny",
-        "--device",
-        "cpu",
-        "--out",
-        out,
-    )
-    assert klb("jlens", "--model", tmp_path / "thinks", *arguments) == 0
+    chosen = ("--lens", "logit", "--quick", "--domains", "airline", "--framings", "honest,deny")
+    assert klb("jlens", "--model", tmp_path / "thinks", *chosen, "--device", "cpu", "--out", out) == 0
     assert json.loads((out / "run.json").read_text())["thinking"] == "switched off in the template"
     capsys.readouterr()
     assert checked(capsys, tmp_path / "thinks", "--no-weights")["chat"]["thinking"] == "switched off in the template"

@@ -110,7 +110,8 @@ def probe_chat_format(tokenizer: Any) -> ChatFormat:
     except (jinja2.TemplateError, ValueError):
         accepts_system = False
     try:
-        thinking = thinking_of(tokenizer.get_chat_template(), lambda on: _apply(tokenizer, [("user", "u")], thinking=on))
+        turns = [*([("system", "s")] if accepts_system else []), ("user", "u")]
+        thinking = thinking_of(tokenizer.get_chat_template(), lambda on: _apply(tokenizer, turns, thinking=on))
     except (jinja2.TemplateError, ValueError):  # said when a conversation is rendered
         thinking = Thinking()
     style: Style = "chat template" if accepts_system else "chat template, system message folded into the user turn"
