@@ -17,11 +17,6 @@ models_app = typer.Typer(
 )
 
 
-@models_app.callback()
-def _models() -> None:
-    pass  # a group, though it has one command
-
-
 @models_app.command("check", epilog="Example: klb-probe models check llama-3.1-8b --no-weights --tokens 2048 --batch 16")
 def check(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Alias, hub id (owner/name), model folder, or .gguf file.")],

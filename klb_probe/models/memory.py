@@ -113,12 +113,16 @@ def free_memory(place: torch.device) -> int | None:
 def warn_if_too_large(name: str, config: Any, dtype: torch.dtype | str, place: torch.device) -> None:
     """Say so in one line, before anything is read, where the weights exceed the free memory of their device.
 
+    Nothing is said of a quantised checkpoint, whose weights are smaller than their number says.
+
     Args:
         name: Of the model.
         config: Its config.
         dtype: A type, or ``auto`` for the checkpoint's.
         place: Where the weights are to go.
     """
+    if getattr(config, "quantization_config", None):
+        return
     wanted = dtype if isinstance(dtype, torch.dtype) else config.dtype or torch.float32
     weights, free = count_parameters(config) * wanted.itemsize, free_memory(place)
     if free is not None and weights > free:

@@ -15,7 +15,7 @@ class TokenReadout:
 
     ``scale(u)`` is the final norm's: root mean square of ``u`` (RMSNorm) or of ``u`` minus its mean (LayerNorm), with
     eps. The norm's gain, and the mean subtraction of a LayerNorm, are folded into ``directions``; the norm's and the
-    head's biases into ``bias``. FACTS: one row a token is all that a margin needs.
+    head's biases into ``bias``; a scale of the logits into both. FACTS: one row a token is all that a margin needs.
 
     Attributes:
         directions: ``[token, d_model]`` float32.
