@@ -156,3 +156,13 @@ def test_a_model_that_fits_is_loaded_without_a_word(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "klb_probe"):
         load_model(str(tmp_path), device="cpu")
     assert not [record for record in caplog.records if record.name.startswith("klb_probe")]
+
+
+def test_a_quantised_checkpoint_is_not_taken_for_its_number_of_parameters(monkeypatch, caplog):
+    monkeypatch.setattr(memory, "free_memory", lambda place: 0)
+    config = hf.LlamaConfig(**{**LLAMA_8B, "num_hidden_layers": 1})
+    for quantised in (None, {"quant_method": "mxfp4"}):
+        config.quantization_config = quantised
+        caplog.clear()
+        memory.warn_if_too_large("some", config, torch.bfloat16, torch.device("cpu"))
+        assert bool(caplog.records) == (quantised is None)
