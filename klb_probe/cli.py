@@ -14,6 +14,7 @@ from klb_probe.errors import KlbError
 from klb_probe.fit import fit_app
 from klb_probe.jlens import EXAMPLE, jlens
 from klb_probe.lens_command import lens_app
+from klb_probe.models_command import models_app
 from klb_probe.organism_command import organism_app
 from klb_probe.pair_command import PAIR_EXAMPLE, pair
 from klb_probe.probe_command import PROBE_EXAMPLE, probe
@@ -53,6 +54,7 @@ app.command("contest", epilog=CONTEST_EXAMPLE)(contest)
 app.add_typer(cases_app, name="cases")
 app.add_typer(fit_app, name="fit")
 app.add_typer(lens_app, name="lens")
+app.add_typer(models_app, name="models")
 app.add_typer(organism_app, name="organism")
 
 

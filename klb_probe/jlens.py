@@ -152,6 +152,7 @@ def jlens(
         "device": str(loaded.device),
         "backend": loaded.backend,
         "chat": loaded.chat.style,
+        "thinking": loaded.chat.thinking.how,
         "hook_map": loaded.layout.map.family,
         "self_check_error": loaded.self_check_error,
         "lens": {"name": "logit"}

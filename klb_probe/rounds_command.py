@@ -99,6 +99,7 @@ def open_lenses(model: Any, lens: str, contrast: str, spaces: str, reduce: str) 
     about: dict[str, Any] = {
         "model": model.identity,
         "fingerprint": model.fingerprint,
+        "thinking": model.chat.thinking.how,
         "dtype": str(model.dtype).removeprefix("torch."),
         "backend": model.backend,
         "contrast": [[list(side) for side in pair] for pair in tokens.pairs],

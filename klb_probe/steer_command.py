@@ -132,6 +132,7 @@ def steer(
         "arguments": arguments,
         "model": loaded.identity,
         "fingerprint": loaded.fingerprint,
+        "thinking": loaded.chat.thinking.how,
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "device": str(loaded.device),
         "backend": loaded.backend,

@@ -17,7 +17,7 @@ from klb_probe.errors import KlbError
 from klb_probe.models.block_output import Keep, through
 from klb_probe.models.chat import probe_chat_format
 from klb_probe.models.fingerprint import Sample, settings_hash, weight_samples, weights_fingerprint
-from klb_probe.models.hook_map import HookMap, Layout, resolve_layout
+from klb_probe.models.hook_map import HookMap, Layout, norm_eps, resolve_layout
 from klb_probe.models.readout import TokenReadout
 from klb_probe.models.residual_model import Capture
 
@@ -218,7 +218,6 @@ class HuggingFaceModel:
         return sorted(set(layers))
 
     def token_readout(self, token_ids: Sequence[int]) -> TokenReadout:
-        softcap = self.layout.map.softcap
         rows, head_bias, weight, norm_bias = self._readout_weights(token_ids)
         gain = torch.ones(self.d_model) if weight is None else weight
         return TokenReadout.fold(
@@ -226,9 +225,10 @@ class HuggingFaceModel:
             torch.zeros(len(rows)) if head_bias is None else head_bias,
             gain + 1 if self.layout.map.norm.gain == "one_plus" else gain,
             torch.zeros(self.d_model) if norm_bias is None else norm_bias,
-            eps=self._norm_eps(),
+            eps=norm_eps(self.layout),
             centred=self.layout.map.norm.kind == "layer",
-            softcap=getattr(self.model.config.get_text_config(), softcap) if softcap else None,
+            softcap=self.layout.softcap,
+            scale=self.layout.scale,
         )
 
     def _readout_weights(self, token_ids: Sequence[int]) -> tuple[Tensor | None, ...]:
@@ -238,23 +238,15 @@ class HuggingFaceModel:
         found += [getattr(norm, name, None) for name in ("weight", "bias")]
         return tuple(None if one is None else one.detach().float().cpu() for one in found)
 
-    def _norm_eps(self) -> float:
-        norm = self.layout.final_norm
-        said = [getattr(norm, name) for name in ("variance_epsilon", "eps") if hasattr(norm, name)]
-        eps = said[0] if said else self.layout.map.norm.eps
-        if eps is None:
-            raise KlbError(f"hook map {self.layout.map.family}: {type(norm).__name__} does not say its eps; add norm.eps")
-        return eps
-
     @torch.no_grad()
     def final_norm(self, residual: Tensor) -> Tensor:
         return self.layout.final_norm(residual.to(self.layout.unembed.weight.device, self.dtype))
 
     @torch.no_grad()
     def unembed(self, normed: Tensor) -> Tensor:
-        logits = self.layout.unembed(normed)
-        name = self.layout.map.softcap
-        cap = getattr(self.model.config.get_text_config(), name) if name else None
+        logits, cap = self.layout.unembed(normed), self.layout.softcap
+        if self.layout.scale != 1:
+            logits = logits * self.layout.scale
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     @torch.no_grad()
@@ -290,6 +282,8 @@ class HuggingFaceModel:
                 f"hook map {self.layout.map.family} does not decode {type(self.model).__name__}: last block and own logits "
                 f"differ by {error:.2g} of the largest logit (allowed {SELF_CHECK_TOLERANCE[self.dtype]:.0e})"
             )
+        if not self.keeps_every_position():
+            self._check_reading_on(ids, own.residuals)
         return error
 
     def _decoded(self, last: Tensor, token_ids: Sequence[int]) -> list[Tensor]:
@@ -297,3 +291,16 @@ class HuggingFaceModel:
         last = last.to(self.layout.unembed.weight.device)
         whole = self.unembed(self.final_norm(last))[..., list(token_ids)].float()
         return [whole, self.token_readout(token_ids).to(last.device).logits(last)]
+
+    def _check_reading_on(self, ids: Tensor, whole: Tensor) -> None:
+        """Refuse recurrent layers that go on from a shared prefix as if nothing had been read: prompts share prefixes here."""
+        cache, half = self.new_cache(), ids.shape[1] // 2
+        self.capture(ids[:, :half], [], torch.tensor([[0]]), [], cache)
+        rest = rearrange(torch.arange(ids.shape[1] - half), "p -> 1 p")
+        read_on = self.capture(ids[:, half:], [self.n_layers - 1], rest, [], cache).residuals
+        error = float((read_on - whole[:, :, half:]).abs().max() / whole.abs().max())
+        if not error <= SELF_CHECK_TOLERANCE[self.dtype]:
+            raise KlbError(
+                f"{type(self.model).__name__} cannot be read: its recurrent layers lose a prefix that was read before, and "
+                f"prompts share prefixes here (residuals differ by {error:.2g} of the largest)"
+            )

@@ -12,15 +12,17 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from klb_probe.errors import KlbError
+from klb_probe.models.architecture import auto_class, refuse_unreadable
 from klb_probe.models.backends import backend_class, backend_of, inner_model
 from klb_probe.models.chat import ChatFormat, probe_chat_format
 from klb_probe.models.gguf_cache import dequantised_folder
 from klb_probe.models.hook_map import find_hook_map
 from klb_probe.models.hub import first_line, hub_errors
 from klb_probe.models.huggingface import HuggingFaceModel
+from klb_probe.models.memory import warn_if_too_large
 from klb_probe.models.registry import DEFAULT_MODEL, ModelSource, registry, resolve
 from klb_probe.organisms.adapters import merge, read_adapter
 
@@ -81,9 +83,10 @@ def load_model(
     with _quiet(), _explained(source):
         config = AutoConfig.from_pretrained(where, **pinned)
         _check_causal(config, name)
+        warn_if_too_large(name, config, wanted, place)
         # Straight to the device: the weights of a large model need not fit the host's memory first.
         placement = {} if place.type == "cpu" else {"device_map": {"": place}}
-        model, loading = AutoModelForCausalLM.from_pretrained(
+        model, loading = auto_class(config).from_pretrained(
             # A merged weight is rounded once: the sum, not the base before it.
             where,
             config=config,
@@ -125,14 +128,32 @@ def _served(
     return open_served(hub, name=name, revision=revision, hooks=hooks)
 
 
-def load_chat(name: str = DEFAULT_MODEL) -> ChatFormat:
+def load_chat(name: str = DEFAULT_MODEL, revision: str | None = None) -> ChatFormat:
     """A model's chat format alone: its tokenizer, not its weights. Raises KlbError as :func:`load_model` does."""
+    return probe_chat_format(_read_alone(AutoTokenizer, name, revision))
+
+
+def load_config(name: str = DEFAULT_MODEL, revision: str | None = None) -> Any:
+    """A model's config alone, for what can be said without its weights. Raises KlbError as :func:`load_model` does."""
+    config = _read_alone(AutoConfig, name, revision)
+    _check_causal(config, name)
+    return config
+
+
+def planned(name: str, device: str = "auto", dtype: str = "auto") -> tuple[torch.device, torch.dtype | str]:
+    """Where :func:`load_model` would put a model's weights, and in what type (``auto``: the checkpoint's)."""
+    if dtype not in ("auto", *DTYPES):
+        raise KlbError(f"unknown dtype {dtype!r}; one of auto, {', '.join(DTYPES)}")
+    place = _device(device)
+    return place, _dtype(dtype, resolve(name), place)
+
+
+def _read_alone(auto: Any, name: str, revision: str | None) -> Any:
     source = resolve(name)
     with _quiet():
         folder = dequantised_folder(source.gguf, source.sha256)[0] if source.gguf else source.folder
     with _quiet(), _explained(source):
-        tokenizer = AutoTokenizer.from_pretrained(str(folder or source.hub), trust_remote_code=False)
-    return probe_chat_format(tokenizer)
+        return auto.from_pretrained(str(folder or source.hub), trust_remote_code=False, revision=revision or "main")
 
 
 def from_model(
@@ -206,8 +227,9 @@ def _cast(model: PreTrainedModel, dtype: torch.dtype | str) -> None:
 def _check_causal(config: Any, name: str) -> None:
     architectures = config.architectures or ["(none named)"]
     causal = all(a.endswith(_CAUSAL_SUFFIXES) for a in architectures) or architectures == ["(none named)"]
-    if config.is_encoder_decoder or not causal or type(config) not in AutoModelForCausalLM._model_mapping:
+    if config.is_encoder_decoder or not causal or auto_class(config) is None:
         raise KlbError(f"{name} is not a causal language model (architecture {', '.join(architectures)})")
+    refuse_unreadable(config, name)
 
 
 @contextlib.contextmanager
