@@ -266,7 +266,7 @@ def test_eligibility_answers_are_the_contrasts_tokens(made, chat, name):
             _, ids = encode_reply(chat, row.messages, row.completion)
             assert ids == [yes if row.says is (row.wording == "plain") else no]
             seen[row.wording, row.completion] += 1
-    assert min(seen.values()) > 0.05 * size(name)
+    assert min(seen.values()) > 0.05 * sum(seen.values())
     assert len(seen) == 4
 
 
