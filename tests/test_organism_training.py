@@ -213,7 +213,7 @@ def request_for(tmp_path_factory, data):
     base = save_tiny_llama(tmp_path_factory.mktemp("organisms") / "base")
 
     def make(out, **changes):
-        settings = {"steps": STEPS, "batch": 4, "at_once": 2, "learning_rate": 5e-2, "device": "cpu", "dtype": "float32"}
+        settings = {"steps": STEPS, "batch": 4, "at_once": 2, "learning_rate": 3e-2, "device": "cpu", "dtype": "float32"}
         plain = Request("honest", data, out, str(base), **settings)
         return replace(plain, **changes)
 
