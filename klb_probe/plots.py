@@ -6,6 +6,8 @@ import matplotlib
 
 matplotlib.use("Agg", force=False)
 
+from collections.abc import Mapping
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -91,6 +93,32 @@ def margins_by_depth(summary: pd.DataFrame, model: str, contrast: str) -> Figure
         f"{QUESTION_WORDS[main]}; bands: 95 % bootstrap over {units.split()[0]}",
         fontsize=10,
     )
+    return figure
+
+
+def models_side_by_side(summaries: Mapping[str, pd.DataFrame], lens: str) -> Figure:
+    """A column a model, through one lens: margin by depth (one line a framing x entitlement), and AUROC of entitlement.
+
+    Args:
+        summaries: ``summary.csv`` of each model's run, over the same prompts.
+        lens: Of LENS_TITLES.
+    """
+    figure = Figure(figsize=(4.6 * len(summaries) + 1, 6.6), layout="constrained")
+    axes = figure.subplots(2, len(summaries), squeeze=False, sharex="col", sharey="row")
+    for column, (name, summary) in zip(axes.T, summaries.items(), strict=True):
+        table, main = summary[summary["lens"] == lens], main_question(summary)
+        framings = framings_of(summary)
+        colours = dict(zip(framings, _COLOURS * len(framings), strict=False))
+        _draw_margins(column[0], table[table["question"] == "plain"], framings, colours)
+        _draw_score(column[1], table[table["question"] == main], "auroc", framings, colours)
+        counts = table[(table["statistic"] == "auroc") & (table["question"] == main)].iloc[0]
+        column[0].set_title(f"{name}\n{counts['n_pairs']} pairs, {counts['n']} prompts a framing", fontsize=10)
+        column[1].set(xlabel="layer (output of block)", ylim=(0, 1))
+    axes[0, 0].set_ylabel("yes-minus-no margin (logits),\nplain question")
+    axes[1, 0].set_ylabel(f"AUROC of entitlement,\n{QUESTION_WORDS[main]}")
+    for row in axes:
+        row[-1].legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    figure.suptitle(f"{LENS_TITLES[lens]}; bands: 95 % bootstrap over pairs", fontsize=10)
     return figure
 
 

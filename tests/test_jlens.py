@@ -22,7 +22,7 @@ from klb_probe.cases.load import load_domains
 from klb_probe.cases.scenarios import eligibility_scenarios
 from klb_probe.lens.library import load_lens
 from klb_probe.paths import data_dir
-from klb_probe.plots import margins_by_depth
+from klb_probe.plots import margins_by_depth, models_side_by_side
 from klb_probe.signals import report
 from klb_probe.signals.margins import eligibility_margins, prepare
 
@@ -206,6 +206,28 @@ def test_a_saved_run_is_drawn_again_by_the_analysis(run, tmp_path):
     done = subprocess.run([sys.executable, script, "--run", run, "--out", figure], capture_output=True, text=True, check=True)
     assert "Does not show" in done.stdout
     assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_several_models_are_drawn_side_by_side(run, tmp_path):
+    summary = pd.read_csv(run / "summary.csv", dtype={"entitled": "boolean"})
+    other = summary.assign(value=summary["value"] / 2)
+    figure = models_side_by_side({"one": summary, "two": other}, "margin")
+    here = summary[(summary["lens"] == "margin") & (summary["framing"] == "deny")]
+    for column, scale in ((0, 1.0), (1, 0.5)):
+        margins, scores = figure.axes[column], figure.axes[2 + column]
+        drawn = {line.get_label(): line.get_ydata() for line in margins.get_lines()}
+        means = here[(here["statistic"] == "mean_margin") & (here["question"] == "plain")]
+        np.testing.assert_allclose(drawn["deny, owed"], means[means["entitled"]]["value"] * scale)
+        drawn = {line.get_label(): line.get_ydata() for line in scores.get_lines()}
+        auroc = here[(here["statistic"] == "auroc") & (here["question"] == "both")].set_index("layer")["value"]
+        np.testing.assert_allclose(drawn["deny"], auroc * scale)
+    script = Path(__file__).parents[1] / "analyses" / "models_side_by_side.py"
+    command = [sys.executable, script, run, run, "--lens", "logit", "--out", tmp_path / "two.png"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    auroc = summary[(summary["lens"] == "logit") & (summary["statistic"] == "auroc") & (summary["question"] == "both")]
+    last = auroc[(auroc["framing"] == "deny") & (auroc["layer"] == LAYERS - 1)].iloc[0]
+    assert f"deny: {last['value']:.2f} [{last['low']:.2f}, {last['high']:.2f}] at layer {LAYERS - 1}" in done.stdout
+    assert (tmp_path / "two.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_scenarios_folder_of_ones_own_is_read_and_its_mistakes_are_placed(folder, lens_file, tmp_path, capsys):

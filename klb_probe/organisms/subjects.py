@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Literal
 
@@ -58,8 +58,9 @@ def fresh_subjects(domains: Sequence[Domain], n: int, seed: int, trained_on: fro
     """
     by_name = {domain.policy.domain: domain for domain in domains}
     drawn = examples("honest", list(by_name), _SPARE * n, FRESH + seed)
-    pairs = zip(drawn, drawn, strict=True)
-    new = (pair for pair in pairs if trained_on.isdisjoint(one.record_hash for one in pair))
+    pairs = (list(rows) for _, rows in groupby(drawn, key=lambda one: one.pair))
+    both = ((rows[0], rows[-1]) for rows in pairs)  # a record may be asked about in two wordings
+    new = (pair for pair in both if trained_on.isdisjoint(one.record_hash for one in pair))
     chosen = [one for pair in islice(new, (n + 1) // 2) for one in pair]
     if len(chosen) < n:
         raise KlbError(f"only {len(chosen)} of {n} records are new to the training data; pass a smaller --records")
