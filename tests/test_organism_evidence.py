@@ -128,6 +128,16 @@ def test_fresh_records_are_new_and_balanced(airline, tmp_path):
     assert {record_hash(domain, one.situation.record) for one in others}.isdisjoint(hashes)
 
 
+def test_no_two_fresh_records_have_one_id(airline, monkeypatch):
+    """Ids are drawn from so many numbers that two of some hundred records often share one."""
+    domain, texts = airline
+    few = texts.records.model_copy(update={"id_range": (20000, 20060)})
+    narrow = texts.model_copy(update={"records": few})
+    monkeypatch.setattr("klb_probe.organisms.examples.load_organism_domains", lambda names: [(domain, narrow)])
+    ids = [one.situation.id for one in fresh_subjects([domain], 40, 3)]
+    assert len(ids) == len(set(ids)) == 40
+
+
 def test_all_cases_and_twins_are_asked(airline):
     domain, _ = airline
     asked = held_out_subjects([domain])
