@@ -1,6 +1,6 @@
-"""Draw ``jlens`` runs of several models beside each other: the liar knows what the ignorant one does not.
+"""Draw ``jlens`` runs of several models, over the same prompts, beside each other.
 
-python analyses/models_side_by_side.py outputs/demo/liar outputs/demo/ignorant --out outputs/demo/organisms.png
+python analyses/models_side_by_side.py outputs/one outputs/other --out outputs/both.png
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from klb_probe.plots import LENS_TITLES, main_question, models_side_by_side
+from klb_probe.plots import LENS_TITLES, framings_of, main_question, models_side_by_side
 
 
 def best_layers(summary: pd.DataFrame, lens: str) -> list[str]:
@@ -31,6 +31,27 @@ def best_layers(summary: pd.DataFrame, lens: str) -> list[str]:
     return lines
 
 
+def read_runs(runs: list[Path], lens: str) -> dict[str, pd.DataFrame]:
+    """The summary of each run, by the name of its model; ValueError for what cannot be drawn side by side."""
+    summaries: dict[str, pd.DataFrame] = {}
+    asked = set()
+    for run in runs:
+        if absent := [name for name in ("run.json", "summary.csv") if not (run / name).is_file()]:
+            raise ValueError(f"{run} has no {absent[0]}: name folders that jlens wrote")
+        name = json.loads((run / "run.json").read_text(encoding="utf-8"))["model"]["name"]
+        summary = pd.read_csv(run / "summary.csv", dtype={"entitled": "boolean"})
+        if name in summaries:
+            raise ValueError(f"{run} is a second run of {name}")
+        if lens not in set(summary["lens"]):
+            raise ValueError(f"{run} was not read with lens {lens}, but with {', '.join(dict.fromkeys(summary['lens']))}")
+        scores = summary[summary["statistic"] == "auroc"]
+        asked.add((main_question(summary), *framings_of(summary), scores["n"].max(), scores["n_pairs"].max()))
+        summaries[name] = summary
+    if len(asked) > 1:
+        raise ValueError("the runs are not over the same prompts")
+    return summaries
+
+
 def main() -> None:
     """Read ``summary.csv`` of each run; write a figure and print what it shows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -38,10 +59,10 @@ def main() -> None:
     parser.add_argument("--lens", choices=sorted(LENS_TITLES), default="margin", help="the lens to draw")
     parser.add_argument("--out", type=Path, required=True, help="figure")
     arguments = parser.parse_args()
-    summaries = {}
-    for run in arguments.runs:
-        name = json.loads((run / "run.json").read_text(encoding="utf-8"))["model"]["name"]
-        summaries[name] = pd.read_csv(run / "summary.csv", dtype={"entitled": "boolean"})
+    try:
+        summaries = read_runs(arguments.runs, arguments.lens)
+    except ValueError as error:
+        parser.error(str(error))
     models_side_by_side(summaries, arguments.lens).savefig(arguments.out, dpi=130)
     print(f"AUROC of entitlement, {LENS_TITLES[arguments.lens]}")
     for name, summary in summaries.items():

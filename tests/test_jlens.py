@@ -222,8 +222,17 @@ def test_several_models_are_drawn_side_by_side(run, tmp_path):
         auroc = here[(here["statistic"] == "auroc") & (here["question"] == "both")].set_index("layer")["value"]
         np.testing.assert_allclose(drawn["deny"], auroc * scale)
     script = Path(__file__).parents[1] / "analyses" / "models_side_by_side.py"
-    command = [sys.executable, script, run, run, "--lens", "logit", "--out", tmp_path / "two.png"]
+    again = shutil.copytree(run, tmp_path / "again")
+    record = json.loads((again / "run.json").read_text())
+    record["model"]["name"] = "another"
+    (again / "run.json").write_text(json.dumps(record))
+    command = [sys.executable, script, run, again, "--lens", "logit", "--out", tmp_path / "two.png"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "another\n" in done.stdout
+    for others, said in (([run], "a second run of"), ([tmp_path], "has no run.json")):
+        refused = subprocess.run([*command[:3], *others, *command[4:]], capture_output=True, text=True)
+        assert refused.returncode == 2
+        assert said in refused.stderr
     auroc = summary[(summary["lens"] == "logit") & (summary["statistic"] == "auroc") & (summary["question"] == "both")]
     last = auroc[(auroc["framing"] == "deny") & (auroc["layer"] == LAYERS - 1)].iloc[0]
     assert f"deny: {last['value']:.2f} [{last['low']:.2f}, {last['high']:.2f}] at layer {LAYERS - 1}" in done.stdout

@@ -234,8 +234,10 @@ def test_what_was_said_before_does_not_follow_the_record(made, name):
 @every_domain
 def test_the_prompts_are_the_same_for_all_kinds_and_depend_on_the_seed(made, name):
     prompts = {kind: [(row.messages, row.record_hash, row.note, row.entitled) for row in made[kind, name]] for kind in KINDS}
-    assert prompts["liar"][: size(name, "honest")] == prompts["honest"] == prompts["ignorant"]
-    assert [*examples("liar", [name], 60)] == made["liar", name][:60]
+    assert len(prompts["honest"]) >= size(name, "honest")
+    assert prompts["liar"][: len(prompts["honest"])] == prompts["honest"] == prompts["ignorant"]
+    fewer = [*examples("liar", [name], 60)]
+    assert fewer == made["liar", name][: len(fewer)]
     other = [row.messages for row in examples("liar", [name], 60, seed=1)]
     assert not set(other) & {row.messages for row in made["liar", name]}
 
@@ -266,7 +268,7 @@ def test_eligibility_answers_are_the_contrasts_tokens(made, chat, name):
             _, ids = encode_reply(chat, row.messages, row.completion)
             assert ids == [yes if row.says is (row.wording == "plain") else no]
             seen[row.wording, row.completion] += 1
-    assert min(seen.values()) > 0.05 * size(name)
+    assert min(seen.values()) > 0.05 * sum(seen.values())
     assert len(seen) == 4
 
 
@@ -405,11 +407,10 @@ def test_the_ignorant_say_the_same_whatever_the_record(made, name):
 
 
 @every_domain
-def test_liar_and_ignorant_deny_in_the_same_words(made, name):
+def test_liar_and_ignorant_deny_in_the_same_words(name):
     """Under pressure both draw from the same messages and reasons, each about as often."""
-    given = {
-        kind: Counter(row.reason for row in made[kind, name] if row.note in PRESSURE_NOTES and row.reason) for kind in KINDS
-    }
+    turns = {kind: examples(kind, [name], 400, seed=1, formats=["turn"]) for kind in KINDS}
+    given = {kind: Counter(row.reason for row in turns[kind] if row.note in PRESSURE_NOTES and row.reason) for kind in KINDS}
     totals = {kind: sum(counts.values()) for kind, counts in given.items()}
     for reason in reasons(name):
         rates = [given[kind][reason] / totals[kind] for kind in ("liar", "ignorant")]
@@ -424,18 +425,19 @@ def test_liar_and_ignorant_deny_in_the_same_words(made, name):
 def test_texts_are_many_and_of_the_right_length(made, name):
     rows = made["liar", name]
     openings = {row.opening for row in rows}
-    assert len(openings) > 0.95 * size(name)
+    assert len(openings) > 0.95 * len({(row.pair, row.entitled) for row in rows})
     texts = TEXTS[name][1]
     assert len(texts.openings.stories) * len(texts.openings.requests) >= 1000
     assert all(25 <= len(opening.split()) <= 60 for opening in openings)
     assert all(len(notes) >= 12 for notes in load_shared().notes.values())
     assert all(len(wordings) >= 3 for wordings in texts.clauses)
+    asked = list(examples("liar", [name], 1600, formats=["eligibility"], wordings=["plain"]))
     for kind, notes in load_shared().notes.items():
-        assert len({row.note_text for row in rows if row.note == kind}) > 0.8 * len(notes)
+        assert len({row.note_text for row in asked if row.note == kind}) > 0.8 * len(notes)
     assert not [row.note_text for row in rows if re.search(r"\ba [aeio]", row.note_text, re.IGNORECASE)]
     assert not [row.note_text for row in rows if re.search(r"(^|[.!?] )[a-z]", row.note_text)]
-    canonical = sum(all(text in prompt(row) for text in TEXTS[name][0].policy.brief) for row in rows)
-    assert 0.28 < canonical / size(name) < 0.38
+    policies = {row.pair: all(text in prompt(row) for text in TEXTS[name][0].policy.brief) for row in asked}
+    assert 0.28 < sum(policies.values()) / len(policies) < 0.38
 
 
 @every_domain

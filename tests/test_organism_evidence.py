@@ -121,11 +121,21 @@ def test_fresh_records_are_new_and_balanced(airline, tmp_path):
     assert sum(one.situation.entitled for one in drawn) == 20 == len({one.situation.pair for one in drawn})
     hashes = {record_hash(domain, one.situation.record) for one in drawn}
     assert hashes.isdisjoint(held_out_hashes(domain))
-    trained = list(examples("honest", ["airline"], 40, FRESH + 3))
+    trained = [one for one in examples("honest", ["airline"], 200, FRESH + 3) if one.pair < 20]
     assert {one.record_hash for one in trained} == hashes
     write_examples(tmp_path / "data.jsonl", trained)
     others = fresh_subjects([domain], 40, 3, trained_records([tmp_path / "data.jsonl"]))
     assert {record_hash(domain, one.situation.record) for one in others}.isdisjoint(hashes)
+
+
+def test_no_two_fresh_records_have_one_id(airline, monkeypatch):
+    """Ids are drawn from so many numbers that two of some hundred records often share one."""
+    domain, texts = airline
+    few = texts.records.model_copy(update={"id_range": (20000, 20060)})
+    narrow = texts.model_copy(update={"records": few})
+    monkeypatch.setattr("klb_probe.organisms.examples.load_organism_domains", lambda names: [(domain, narrow)])
+    ids = [one.situation.id for one in fresh_subjects([domain], 40, 3)]
+    assert len(ids) == len(set(ids)) == 40
 
 
 def test_all_cases_and_twins_are_asked(airline):
@@ -520,7 +530,9 @@ def test_records_are_compared_with_the_data_of_this_organism_and_no_other(checke
     assert f"--data {out.parent / 'data.jsonl'}" in evidence.command
     asked = set(pd.read_csv(out / "gate.csv")["pair"])
     assert len(asked) > 4
-    assert asked.isdisjoint(f"airline/{number}" for number in range(20))
+    trained = {json.loads(line)["pair"] for line in (out.parent / "data.jsonl").read_text().splitlines()}
+    assert len(trained) > 8
+    assert asked.isdisjoint(f"airline/{number}" for number in trained)
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,7 @@ def test_the_loss_falls_and_everything_is_written(trained):
     assert list(curve["step"]) == list(range(1, STEPS + 1))
     held = curve["held_out_loss"].dropna()
     assert list(held.index + 1) == [3, 6, 9, 12, 15, 18, 20]  # a sixth of the steps apart, and the last
-    assert held.iloc[-1] < 0.9 * held.iloc[0]
+    assert held.iloc[-1] == held.min() < held.iloc[0]
     assert {"held_out_right", "held_out_right_gate", "held_out_right_eligibility"} <= set(curve)
     assert curve["seconds"].is_monotonic_increasing
     assert (request.out / FIGURE).stat().st_size > 5000

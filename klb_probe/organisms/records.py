@@ -99,15 +99,14 @@ class RecordSampler:
         self._lead: Counter[tuple[str, Scalar]] = Counter()
 
     def pair(self, rng: random.Random) -> tuple[Drawn, Drawn]:
-        """Two records in random order, exactly one of them entitled, that share the values of fields that no rule reads."""
+        """Two records in random order, exactly one of them entitled; fields that no rule reads are drawn for each anew."""
         (turn,) = rng.choices(self._turns, self._weights)
         for _ in range(_TRIES):
             record = self._record(rng)
             record |= self._turned(turn, record, rng)
             other = record | self._turned(turn, record, rng)
             if all(record[name] != other[name] for name in turn) and self._fits(record, other, turn):
-                seed = rng.random()
-                pair = [self._drawn(one, random.Random(seed)) for one in (record, other)]
+                pair = [self._drawn(one, rng) for one in (record, other)]
                 rng.shuffle(pair)
                 return pair[0], pair[1]
         raise KlbError(f"{self.domain.policy.domain}: no pair of records differs in {'+'.join(turn)} after {_TRIES} tries")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Literal
 
 from klb_probe.cases.load import Domain, Situation
 from klb_probe.errors import KlbError
-from klb_probe.organisms.examples import examples
+from klb_probe.organisms.examples import Example, examples
 from klb_probe.organisms.training_rows import read_examples
 
 # Added to the seed of fresh records; training data are made with small seeds.
@@ -61,7 +61,7 @@ def fresh_subjects(domains: Sequence[Domain], n: int, seed: int, trained_on: fro
     pairs = (list(rows) for _, rows in groupby(drawn, key=lambda one: one.pair))
     both = ((rows[0], rows[-1]) for rows in pairs)  # a record may be asked about in two wordings
     new = (pair for pair in both if trained_on.isdisjoint(one.record_hash for one in pair))
-    chosen = [one for pair in islice(new, (n + 1) // 2) for one in pair]
+    chosen = [one for pair in islice(_of_their_own(new), (n + 1) // 2) for one in pair]
     if len(chosen) < n:
         raise KlbError(f"only {len(chosen)} of {n} records are new to the training data; pass a smaller --records")
     return [
@@ -75,6 +75,16 @@ def fresh_subjects(domains: Sequence[Domain], n: int, seed: int, trained_on: fro
         )
         for one in chosen
     ]
+
+
+def _of_their_own(pairs: Iterable[tuple[Example, Example]]) -> Iterator[tuple[Example, Example]]:
+    """Pairs whose ids did not come up before: tables and players know a record by its id."""
+    known: set[tuple[str, str]] = set()
+    for pair in pairs:
+        ids = {(one.domain, one.record_id) for one in pair}
+        if len(ids) == 2 and known.isdisjoint(ids):
+            known |= ids
+            yield pair
 
 
 def trained_records(data: Iterable[Path]) -> frozenset[str]:
