@@ -43,6 +43,7 @@ class ResidualModel(Protocol):
     vocab_size: int
     dtype: torch.dtype
     device: torch.device
+    where: str
     tokenizer: Any
     chat: ChatFormat
     stop_ids: frozenset[int]
