@@ -162,9 +162,9 @@ def _report(asked: dict, metadata, path: Path, contrast) -> None:
 # Options that make a lens what it is, in the order of the recorded command; the others only say how it gets there.
 _RECORDED = (
     "model", "kind", "contrast", "spaces", "corpus", "n", "max_len", "skip_first", "target_layer", "layers", "k", "seed",
-    "bos", "until", "shard",
+    "bos", "until", "shard", "quantise",
 )  # fmt: skip
-_QUIET = {"kind": "margin", "spaces": "lead", "layers": None, "until": None, "shard": None}
+_QUIET = {"kind": "margin", "spaces": "lead", "layers": None, "until": None, "shard": None, "quantise": None}
 
 
 def _command(asked: dict) -> str:
