@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 
 import accelerate
@@ -16,8 +17,8 @@ from klb_probe.models import quantised
 from klb_probe.models.batch_size import BatchSize, is_out_of_memory
 from klb_probe.models.hook_map import find_hook_map
 from klb_probe.models.huggingface import SELF_CHECK_TOLERANCE
-from klb_probe.models.load import load_model
 from klb_probe.models.load import from_model as wrap
+from klb_probe.models.load import load_model
 from klb_probe.models.placement import is_spread, places
 from klb_probe.models.prefix import prefill
 
@@ -76,12 +77,14 @@ def test_a_batch_that_does_not_fit_is_halved_and_stays_so(error, monkeypatch, ca
 
 def test_one_prompt_too_many_and_any_other_error_go_on_as_they_are(monkeypatch):
     model = tiny_model("llama")
-    with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+    prompts = [ids_of(5), ids_of(6)]
+    with monkeypatch.context() as patch:
         scarce(model, patch, 0, ERRORS[0])
-        read_all(model, [ids_of(5), ids_of(6)], batch_size=2)
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="must match"):
-        tried = scarce(model, patch, 1, RuntimeError("The size of tensor a must match the size of tensor b"))
-        read_all(model, [ids_of(5), ids_of(6)], batch_size=2)
+        with pytest.raises(torch.OutOfMemoryError):
+            read_all(model, prompts, batch_size=2)
+    tried = scarce(model, monkeypatch, 1, RuntimeError("The size of tensor a must match the size of tensor b"))
+    with pytest.raises(RuntimeError, match="must match"):
+        read_all(model, prompts, batch_size=2)
     assert tried == [2]
 
 
@@ -194,7 +197,7 @@ def test_auto_map_loads_with_accelerates_map(tmp_path, monkeypatch):
         # What accelerate would choose where the memory holds two layers.
         names = {"embed_tokens": "cpu", "rotary_emb": "cpu", "layers.0": "cpu", "layers.1": "cpu"}
         chosen = {f"model.{name}": device for name, device in names.items()}
-        chosen |= {name: "disk" for name in ("model.layers.2", "model.layers.3", "model.norm", "lm_head")}
+        chosen |= dict.fromkeys(("model.layers.2", "model.layers.3", "model.norm", "lm_head"), "disk")
         return load(cls, *args, **options | {"device_map": chosen, "offload_folder": str(tmp_path / "offload")})
 
     monkeypatch.setattr(hf.LlamaForCausalLM, "from_pretrained", classmethod(from_pretrained))
@@ -250,7 +253,7 @@ class Reached(Exception):
 @pytest.fixture
 def bitsandbytes(monkeypatch):
     """The library's boundary alone: it says which devices it knows; nothing can be quantised."""
-    monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", types.SimpleNamespace(supported_torch_devices={"cpu"}))
+    monkeypatch.setitem(sys.modules, "bitsandbytes", types.SimpleNamespace(supported_torch_devices={"cpu"}))
     monkeypatch.setattr(quantised, "is_bitsandbytes_available", lambda: True)
     monkeypatch.setattr(hf.BitsAndBytesConfig, "post_init", lambda self: None)
 
@@ -301,7 +304,7 @@ def test_what_cannot_be_quantised_is_refused_with_a_remedy(bitsandbytes, tmp_pat
         load_model(str(folder), device="cpu", quantise="2bit")
     with pytest.raises(KlbError, match="keeps its device, dtype, weights"):
         load_model(tiny_hf_model("llama"), quantise="4bit")
-    monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", types.SimpleNamespace(supported_torch_devices={"cuda"}))
+    monkeypatch.setitem(sys.modules, "bitsandbytes", types.SimpleNamespace(supported_torch_devices={"cuda"}))
     with pytest.raises(KlbError, match="bitsandbytes does not run on cpu \\(devices: cuda\\)"):
         load_model(str(folder), device="cpu", quantise="4bit")
     monkeypatch.setattr(quantised, "is_bitsandbytes_available", lambda: False)
