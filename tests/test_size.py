@@ -187,6 +187,16 @@ def test_a_model_partly_on_disk_reads_as_one_in_memory(family, how, tmp_path):
     assert (changed[1] - expected[[1, 3]][:, :, :1]).abs().max() > 0.1
 
 
+def test_nnsight_reads_a_model_partly_on_disk_and_transformer_lens_refuses_it(tmp_path):
+    prompts = [ids_of(12)]
+    expected = tiny_model("llama").residuals(prompts, range(LAYERS), [-1, 3])
+    model = spread("llama", "a map", tmp_path)
+    traced = wrap(model, default_tokenizer(), name="spread", backend="nnsight")
+    torch.testing.assert_close(traced.residuals(prompts, range(LAYERS), [-1, 3]), expected, **CLOSE)
+    with pytest.raises(KlbError, match="spread over devices; use --backend huggingface"):
+        wrap(model, default_tokenizer(), backend="transformer_lens")
+
+
 def test_auto_map_loads_with_accelerates_map(tmp_path, monkeypatch):
     folder = save_tiny_llama(tmp_path / "tiny")
     whole = load_model(str(folder), device="cpu")

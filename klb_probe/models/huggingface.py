@@ -187,7 +187,8 @@ class HuggingFaceModel:
         )
         moved = {key: value.to(self.device) if torch.is_tensor(value) else value for key, value in inputs.items()}
         with self._hooks(layers, keep):
-            output = self._run(self.model, ids.to(self.device), logits_to_keep=columns.to(self.device), **moved)
+            # A list and no tensor: accelerate would bring that to the first device, but the head may be on another.
+            output = self._run(self.model, ids.to(self.device), logits_to_keep=columns.tolist(), **moved)
         wanted = torch.tensor(list(token_ids), dtype=torch.long, device=output.logits.device)
         logits = output.logits[..., wanted].float()[rows.to(wanted.device), inverse.to(wanted.device)]
         residuals = torch.stack([captured[layer].to(self.device) for layer in layers]) if layers else torch.empty(0)
@@ -308,7 +309,6 @@ class HuggingFaceModel:
                 max_new_tokens=max_new_tokens,
                 min_new_tokens=None if stop else max_new_tokens,
                 pad_token_id=self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0,
-                prefill_chunk_size=self.chunk if prompt.shape[1] > self.chunk else None,
                 use_cache=True,  # each token is read once, as it comes, whatever the model's configuration says
                 **(sampling or {"do_sample": False}),
             )
