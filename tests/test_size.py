@@ -9,6 +9,7 @@ import accelerate
 import pytest
 import torch
 import transformers as hf
+from command import klb
 from tiny import LAYERS, WIDTH, default_tokenizer, save_tiny_llama, tiny_hf_model, tiny_model
 
 from klb_probe.errors import KlbError
@@ -325,3 +326,26 @@ def test_what_cannot_be_quantised_is_refused_with_a_remedy(bitsandbytes, tmp_pat
     config.save_pretrained(folder)
     with pytest.raises(KlbError, match="comes quantised \\(awq 4bit\\); leave out --quantise"):
         load_model(str(folder), device="cpu", quantise="4bit")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("jlens", "--domains", "airline", "--quick"),
+        ("fit",),
+        ("probe", "--domains", "airline"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_commands_pass_on_how_a_model_is_loaded(command, monkeypatch, tmp_path, capsys):
+    asked = {}
+
+    def loading(name, **options):
+        asked.update(options)
+        raise KlbError("as far as this goes")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("klb_probe.models.load.load_model", loading)
+    assert klb(*command, "--quantise", "4bit", "--device", "auto-map") == 2
+    assert "as far as this goes" in capsys.readouterr().err
+    assert (asked["quantise"], asked["device"]) == ("4bit", "auto-map")

@@ -12,14 +12,19 @@ from klb_probe.errors import KlbError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+_SAID = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "cublas_status_alloc_failed",
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory, of an accelerator or of the host, ran out."""
     said = str(error).lower()
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(
-        words in said for words in ("out of memory", "can't allocate memory", "cannot allocate memory")
-    )
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(words in said for words in _SAID)
 
 
 class BatchSize:
