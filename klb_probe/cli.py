@@ -86,7 +86,11 @@ def run(command: typer.Typer) -> None:
         typer.echo(f"error: {error.filename or 'a file'}: {error.strerror or error}", err=True)
         sys.exit(2)
     except (RuntimeError, MemoryError) as error:
-        if debug or not (isinstance(error, MemoryError) or "memory" in str(error)):
+        from klb_probe.models.batch_size import is_out_of_memory
+
+        if debug or not is_out_of_memory(error):
             raise
-        typer.echo("error: out of memory: lower --batch, pass --dtype bfloat16, or take a smaller model", err=True)
+        typer.echo(
+            "error: out of memory: lower --batch, pass --dtype bfloat16 or --quantise 4bit, or take a smaller model", err=True
+        )
         sys.exit(2)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from klb_probe.errors import KlbError
-from klb_probe.options import Backend, Bos, Contrast, Device, Dtype, Hooks, Model, Revision, Spaces
+from klb_probe.options import Backend, Bos, Contrast, Device, Dtype, Hooks, Model, Quantise, Revision, Spaces
 from klb_probe.outputs import check_writable
 
 EXAMPLE = "Example: klb-probe fit --model smollm2-135m --n 8 --out outputs/smollm2-135m.margin.safetensors"
@@ -68,6 +68,7 @@ def fit(
     checkpoint_every: Annotated[int, typer.Option(help="Prompts that a killed fit loses at most.", min=1)] = 8,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    quantise: Quantise = None,
     backend: Backend = "huggingface",
     revision: Revision = None,
     hooks: Hooks = None,
@@ -110,7 +111,7 @@ def _fit(asked: dict) -> None:
     pairs = parse_pairs(asked["contrast"])
     same = {name: asked[name] for name in ("k", "seed", "skip_first", "batch", "kind", "layers", "normalise", "shard", "until")}
     options = FitOptions(target=asked["target_layer"], **same)
-    loading = {name: asked[name] for name in ("device", "dtype", "revision", "backend")}
+    loading = {name: asked[name] for name in ("device", "dtype", "quantise", "revision", "backend")}
     loaded = load_model(asked["model"], hooks=asked["hooks"] or (), **loading)
     options.source_layers(loaded.n_layers)
     if asked["out"] is None and (asked["shuffle"] or asked["layers"] is not None or asked["target_layer"] != "last"):
@@ -161,9 +162,9 @@ def _report(asked: dict, metadata, path: Path, contrast) -> None:
 # Options that make a lens what it is, in the order of the recorded command; the others only say how it gets there.
 _RECORDED = (
     "model", "kind", "contrast", "spaces", "corpus", "n", "max_len", "skip_first", "target_layer", "layers", "k", "seed",
-    "bos", "until", "shard",
+    "bos", "until", "shard", "quantise",
 )  # fmt: skip
-_QUIET = {"kind": "margin", "spaces": "lead", "layers": None, "until": None, "shard": None}
+_QUIET = {"kind": "margin", "spaces": "lead", "layers": None, "until": None, "shard": None, "quantise": None}
 
 
 def _command(asked: dict) -> str:

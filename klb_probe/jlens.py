@@ -18,6 +18,7 @@ from klb_probe.options import (
     Dtype,
     Hooks,
     Model,
+    Quantise,
     Reduce,
     Remote,
     Revision,
@@ -87,6 +88,7 @@ def jlens(
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    quantise: Quantise = None,
     backend: Backend = "huggingface",
     remote: Remote = False,
     revision: Revision = None,
@@ -122,7 +124,14 @@ def jlens(
     chosen = _scenarios(cases, scenarios, domains, framings, questions, quick)
     one = choose_scenario(chosen, scenario)
 
-    loading = {"device": device, "dtype": dtype, "revision": revision, "backend": backend, "remote": remote}
+    loading = {
+        "device": device,
+        "dtype": dtype,
+        "quantise": quantise,
+        "revision": revision,
+        "backend": backend,
+        "remote": remote,
+    }
     loaded = load_model(model, hooks=hooks or (), **loading)
     tokens = TokenContrast.of(loaded.chat, words, spaces=spaces, reduction=reduce)
     if lens == "logit":
@@ -132,9 +141,7 @@ def jlens(
     beside = _controls(decoder, loaded, tokens) if controls else []
     if shuffled:
         beside.append(_shuffled(load_lens(loaded, tokens, path=shuffled), decoder))
-    console.print(
-        f"model     {loaded.name}, {loaded.n_layers} layers, {str(loaded.dtype)[6:]} on {loaded.device}; {loaded.chat.style}"
-    )
+    console.print(f"model     {loaded.name}, {loaded.n_layers} layers, {loaded.where}; {loaded.chat.style}")
     console.print(f"lens      {_describe(decoder)}")
     console.print(f"contrast  {tokens}")
     if tokens.dropped:

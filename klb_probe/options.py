@@ -10,8 +10,9 @@ import typer
 Model = Annotated[str, typer.Option(help="Alias, hub id (owner/name), model folder, or .gguf file.")]
 Contrast = Annotated[str, typer.Option(help="YES/NO word forms, single tokens; several pairs with commas.")]
 Bos = Annotated[str, typer.Option(help="BOS before plain text: auto (as the tokenizer does) | always | never.")]
-Device = Annotated[str, typer.Option(help="auto | cuda | mps | cpu.")]
+Device = Annotated[str, typer.Option(help="auto | cuda | mps | cpu | auto-map (over all GPUs, then the CPU and disk).")]
 Dtype = Annotated[str, typer.Option(help="auto | float32 | bfloat16 | float16.")]
+Quantise = Annotated[str | None, typer.Option(help="4bit | 8bit: weights made small by bitsandbytes; results say so.")]
 Backend = Annotated[str, typer.Option(help="What reads residuals: huggingface | transformer_lens | nnsight.")]
 Remote = Annotated[
     bool, typer.Option("--remote", help="Read a hub model that NDIF serves (key in NDIF_API_KEY); its weights stay there.")

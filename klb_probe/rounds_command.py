@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from klb_probe.options import Backend, Cases, Contrast, Device, Dtype, Hooks, Model, Reduce, Remote, Revision, Spaces
+from klb_probe.options import Backend, Cases, Contrast, Device, Dtype, Hooks, Model, Quantise, Reduce, Remote, Revision, Spaces
 
 ROUNDS_EXAMPLE = "Example: klb-probe rounds outputs/run --model smollm2-135m"
 
@@ -30,6 +30,7 @@ def rounds(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the signals in --out.")] = False,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    quantise: Quantise = None,
     backend: Backend = "huggingface",
     remote: Remote = False,
     revision: Revision = None,
@@ -65,7 +66,14 @@ def rounds(
 
     files = read_folder(run)
     domains = {one.policy.domain: one for one in load_cases(cases, [file.run_meta["domain"] for file in files])}
-    loading = {"device": device, "dtype": dtype, "revision": revision, "backend": backend, "remote": remote}
+    loading = {
+        "device": device,
+        "dtype": dtype,
+        "quantise": quantise,
+        "revision": revision,
+        "backend": backend,
+        "remote": remote,
+    }
     loaded = load_model(model, hooks=hooks or (), **loading)
     if not replay:
         for file in files:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from klb_probe.errors import KlbError
-from klb_probe.options import Backend, Cases, Device, Domains, Dtype, Hooks, Revision, parse_names
+from klb_probe.options import Backend, Cases, Device, Domains, Dtype, Hooks, Quantise, Revision, parse_names
 
 EXAMPLE = "Example: klb-probe run --agent scripted:deceptive --domains airline --out outputs/liar"
 
@@ -73,6 +73,7 @@ def run_dialogues_command(
     seed: Annotated[int, typer.Option(help="Seed of every random stream.")] = 0,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    quantise: Quantise = None,
     backend: Backend = "huggingface",
     revision: Revision = None,
     hooks: Hooks = None,
@@ -116,7 +117,14 @@ def run_dialogues_command(
         trust=trust_model,
         settings=settings,
     )
-    loading = {"device": device, "dtype": dtype, "revision": revision, "hooks": hooks or (), "backend": backend}
+    loading = {
+        "device": device,
+        "dtype": dtype,
+        "quantise": quantise,
+        "revision": revision,
+        "hooks": hooks or (),
+        "backend": backend,
+    }
     players = Players(seed=seed, batch_size=batch, constrain=constrain, **loading)
     cast = Cast(players.open("agent", agent), players.open("customer", customer), players.open("judge", judge))
     if (elicit or signals) and cast.agent.record()["kind"] != "local":

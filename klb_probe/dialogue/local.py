@@ -14,6 +14,7 @@ from klb_probe.dialogue.prefixes import KeptPrefixes
 from klb_probe.dialogue.sampling import Streams
 from klb_probe.dialogue.spoken import ObjectEnd, Pieces, text_ends, without_thought
 from klb_probe.dialogue.writing import Row, write
+from klb_probe.models.batch_size import is_out_of_memory
 from klb_probe.models.residual_model import ResidualModel
 
 # Parts whose reply is one JSON object and nothing after it.
@@ -131,7 +132,9 @@ class LocalPlayer:
         rows = [self._row(turn) for turn in turns]
         try:
             write(self.model, rows, self._prefixes)
-        except torch.OutOfMemoryError:
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
             return []
         return rows
 

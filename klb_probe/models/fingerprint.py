@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -20,10 +20,10 @@ _NOT_DECIDING = ("_name_or_path", "transformers_version", "dtype", "architecture
 Sample = tuple[tuple[int, ...], Tensor]
 
 
-def weight_samples(weights: Mapping[str, Tensor]) -> dict[str, Sample]:
+def weight_samples(weights: Iterable[tuple[str, Tensor]]) -> dict[str, Sample]:
     """A strided sample of every weight tensor, in bfloat16: the same for float32 and bfloat16 copies."""
     samples = {}
-    for name, tensor in weights.items():
+    for name, tensor in weights:
         flat = tensor.detach().reshape(-1)
         samples[name] = (tuple(tensor.shape), flat[:: max(1, flat.numel() // 256)][:256].to("cpu", torch.bfloat16))
     return samples

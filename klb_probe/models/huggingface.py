@@ -18,12 +18,16 @@ from klb_probe.models.block_output import Keep, through
 from klb_probe.models.chat import probe_chat_format
 from klb_probe.models.fingerprint import Sample, settings_hash, weight_samples, weights_fingerprint
 from klb_probe.models.hook_map import HookMap, Layout, norm_eps, resolve_layout
+from klb_probe.models.placement import all_weights, computing_device, mixture_explained, places, weight
+from klb_probe.models.quantised import quantised_as
 from klb_probe.models.readout import TokenReadout
 from klb_probe.models.residual_model import Capture
 
 # Largest accepted difference between decoding the last block and the model's own logits, relative to the largest logit.
 # The closed form is float32 whatever the model is.
 SELF_CHECK_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+# Most tokens of a prompt in one forward pass: what a pass holds beside keys and values grows with them.
+CHUNK = 4096
 _SELF_CHECK_TEXT = "The customer asked whether the refund was due, and the agent looked it up."
 
 
@@ -31,7 +35,8 @@ class HuggingFaceModel:
     """A :class:`~klb_probe.models.residual_model.ResidualModel` over a loaded ``transformers`` causal language model.
 
     The model is put in evaluation mode; its parameters, flags and hooks are as before after every call. The other backends
-    are this one with another way of reaching into a pass: :meth:`_hooks` and :meth:`_run`.
+    are this one with another way of reaching into a pass: :meth:`_hooks` and :meth:`_run`. Weights may lie on several devices
+    (accelerate's ``device_map``); whatever is handed back is on :attr:`device`.
 
     A direction added by hand, with what :meth:`hook_name` names:
 
@@ -39,6 +44,9 @@ class HuggingFaceModel:
         >>> hook = block.register_forward_hook(lambda module, inputs, output: output + direction)
         >>> changed = model.residuals([ids], layers=[2], positions=[-1])
         >>> hook.remove()
+
+    Attributes:
+        chunk: Most tokens of a prompt in one forward pass; a longer one is read piece by piece, with the same numbers.
     """
 
     backend = "huggingface"
@@ -49,18 +57,22 @@ class HuggingFaceModel:
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.name = name
-        self.identity = identity
+        # Rounded weights give other margins: wherever the model is named, this is said.
+        self.identity = identity if (mark := quantised_as(model.config)) is None else identity | {"quantised": mark}
+        self.chunk = CHUNK
         self.layout = self._layout(hook_map)
         self.chat = probe_chat_format(tokenizer)
         self.n_layers = len(self.layout.blocks)
-        self.fingerprint = weights_fingerprint(self._samples())
+        with mixture_explained(model, name):
+            self.fingerprint = weights_fingerprint(self._samples())
         self.settings = settings_hash(model.config.get_text_config(), self.layout.map)
         self.vocab_size, self.d_model = self.layout.unembed.weight.shape
         self.stop_ids = self._stop_ids()
         self.context_length: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         # transformers 5.2x renames the argument family by family.
         self._cache_argument = "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"
-        self.self_check_error = self._self_check()
+        with mixture_explained(model, name):
+            self.self_check_error = self._self_check()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -68,7 +80,14 @@ class HuggingFaceModel:
 
     @property
     def device(self) -> torch.device:
-        return self.model.get_input_embeddings().weight.device
+        """Where ids go in and what is read arrives."""
+        return computing_device(self.model.get_input_embeddings())
+
+    @property
+    def where(self) -> str:
+        """Type and place of the weights, in a few words."""
+        mark = f"{self.identity['quantised']}, " if "quantised" in self.identity else ""
+        return f"{mark}{str(self.dtype).removeprefix('torch.')} on {' + '.join(places(self.model))}"
 
     def hook_name(self, layer: int) -> str:
         """The output of block ``layer`` in the backend's own words: here the name of the module that returns it."""
@@ -78,7 +97,7 @@ class HuggingFaceModel:
         return resolve_layout(self.model, hook_map)
 
     def _samples(self) -> dict[str, Sample]:
-        return weight_samples(self.model.state_dict())
+        return weight_samples(all_weights(self.model))
 
     def residuals(
         self, ids: Sequence[Sequence[int]], layers: Sequence[int], positions: Sequence[int], padding: str = "right"
@@ -95,6 +114,8 @@ class HuggingFaceModel:
             real[offset : offset + len(row)] = 1
         wanted = torch.tensor(positions)
         absolute = offsets[:, None] + torch.where(wanted < 0, lengths[:, None] + wanted, wanted)
+        if padding != "left":
+            return self._forward(batch, layers, absolute, ()).residuals
         # Position ids follow the mask: a left pad must not shift the positions of real tokens.
         inputs = {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
         return self._forward(batch, layers, absolute, (), **inputs).residuals
@@ -118,7 +139,9 @@ class HuggingFaceModel:
     ) -> Tensor:
         padded = {} if mask is None else {"attention_mask": mask.to(self.device), "position_ids": positions.to(self.device)}
         inputs = {self._cache_argument: cache, "use_cache": True, "logits_to_keep": 1, **padded}
-        logits = self._run(self.model, ids.to(self.device), **inputs).logits[:, -1]
+        pieces = ids.split(self.chunk, dim=1) if mask is None else [ids]
+        for piece in pieces:
+            logits = self._run(self.model, piece.to(self.device), **inputs).logits[:, -1]
         if torch.isnan(logits).any():
             raise KlbError(f"{self.name}: logits are not numbers in {self.dtype}; load it with --dtype bfloat16 or float32")
         return logits
@@ -129,10 +152,29 @@ class HuggingFaceModel:
         ids = [self.tokenizer.eos_token_id, *(said if isinstance(said, list) else [said])]
         return frozenset(i for i in ids if i is not None)
 
-    @torch.no_grad()
     def _forward(
         self, ids: Tensor, layers: Sequence[int], positions: Tensor, token_ids: Sequence[int], **inputs: Any
     ) -> Capture:
+        if ids.shape[1] <= self.chunk or "attention_mask" in inputs:  # recurrent layers take no mask beside a cache
+            return self._pass(ids, layers, positions, token_ids, **inputs)
+        inputs = {self._cache_argument: self.new_cache()} | inputs | {"use_cache": True}
+        captures, place = [], torch.zeros_like(positions)
+        for number, piece in enumerate(ids.split(self.chunk, dim=1)):
+            here = positions - number * self.chunk
+            inside = (here >= 0) & (here < piece.shape[1])
+            columns = inside.any(0)
+            if not columns.any():
+                self._pass(piece, [], torch.zeros(len(ids), 1, dtype=torch.long), (), **inputs)
+                continue
+            # Where a column is inside for some rows only, the others read something, which has no place.
+            captures.append(self._pass(piece, layers, here[:, columns].clamp(0, piece.shape[1] - 1), token_ids, **inputs))
+            place = torch.where(inside, sum(one.logits.shape[1] for one in captures[:-1]) + columns.cumsum(0) - 1, place)
+        rows = torch.arange(len(ids))[:, None]
+        residuals = torch.cat([one.residuals for one in captures], dim=2)[:, rows, place] if layers else torch.empty(0)
+        return Capture(residuals, torch.cat([one.logits for one in captures], dim=1)[rows, place])
+
+    @torch.no_grad()
+    def _pass(self, ids: Tensor, layers: Sequence[int], positions: Tensor, token_ids: Sequence[int], **inputs: Any) -> Capture:
         captured: dict[int, Tensor] = {}
         rows = torch.arange(len(ids))[:, None]
 
@@ -145,7 +187,8 @@ class HuggingFaceModel:
         )
         moved = {key: value.to(self.device) if torch.is_tensor(value) else value for key, value in inputs.items()}
         with self._hooks(layers, keep):
-            output = self._run(self.model, ids.to(self.device), logits_to_keep=columns.to(self.device), **moved)
+            # A list and no tensor: accelerate would bring that to the first device, but the head may be on another.
+            output = self._run(self.model, ids.to(self.device), logits_to_keep=columns.tolist(), **moved)
         wanted = torch.tensor(list(token_ids), dtype=torch.long, device=output.logits.device)
         logits = output.logits[..., wanted].float()[rows.to(wanted.device), inverse.to(wanted.device)]
         residuals = torch.stack([captured[layer].to(self.device) for layer in layers]) if layers else torch.empty(0)
@@ -188,7 +231,7 @@ class HuggingFaceModel:
     def intervening(self, layer: int, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
         # Hooks run in the order they were registered, so a capture inside comes after the change.
         def changed(_layer: int, output: Tensor) -> Tensor:
-            return change(output.to(torch.promote_types(output.dtype, torch.float32))).to(output.dtype)
+            return change(output.to(self.device, torch.promote_types(output.dtype, torch.float32))).to(output)
 
         with self._hooks([layer], changed):
             yield
@@ -234,17 +277,19 @@ class HuggingFaceModel:
     def _readout_weights(self, token_ids: Sequence[int]) -> tuple[Tensor | None, ...]:
         """Head rows and biases of some tokens, weight and bias of the final norm (float32); None for what it has not."""
         head, norm, wanted = self.layout.unembed, self.layout.final_norm, list(token_ids)
-        found = [None if (one := getattr(head, name, None)) is None else one[wanted] for name in ("weight", "bias")]
-        found += [getattr(norm, name, None) for name in ("weight", "bias")]
+        found = [None if (one := weight(head, name)) is None else one[wanted] for name in ("weight", "bias")]
+        found += [weight(norm, name) for name in ("weight", "bias")]
         return tuple(None if one is None else one.detach().float().cpu() for one in found)
 
     @torch.no_grad()
     def final_norm(self, residual: Tensor) -> Tensor:
-        return self.layout.final_norm(residual.to(self.layout.unembed.weight.device, self.dtype))
+        norm = self.layout.final_norm
+        return norm(residual.to(device=computing_device(norm), dtype=self.dtype)).to(self.device)
 
     @torch.no_grad()
     def unembed(self, normed: Tensor) -> Tensor:
-        logits, cap = self.layout.unembed(normed), self.layout.softcap
+        head, cap = self.layout.unembed, self.layout.softcap
+        logits = head(normed.to(computing_device(head))).to(self.device)
         if self.layout.scale != 1:
             logits = logits * self.layout.scale
         return logits if cap is None else cap * torch.tanh(logits / cap)
@@ -288,7 +333,6 @@ class HuggingFaceModel:
 
     def _decoded(self, last: Tensor, token_ids: Sequence[int]) -> list[Tensor]:
         """Logits of some tokens from the last block's output, in every way that there is."""
-        last = last.to(self.layout.unembed.weight.device)
         whole = self.unembed(self.final_norm(last))[..., list(token_ids)].float()
         return [whole, self.token_readout(token_ids).to(last.device).logits(last)]
 

@@ -21,12 +21,15 @@ from klb_probe.models.chat import ChatFormat, probe_chat_format
 from klb_probe.models.gguf_cache import dequantised_folder
 from klb_probe.models.hook_map import find_hook_map
 from klb_probe.models.hub import first_line, hub_errors
-from klb_probe.models.huggingface import HuggingFaceModel
+from klb_probe.models.huggingface import CHUNK, HuggingFaceModel
 from klb_probe.models.memory import warn_if_too_large
+from klb_probe.models.quantised import quantisation_config
 from klb_probe.models.registry import DEFAULT_MODEL, ModelSource, registry, resolve
 from klb_probe.organisms.adapters import merge, read_adapter
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Layers go where there is room: all GPUs in turn, then the host's memory, then disk.
+SPREAD = "auto-map"
 _CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
@@ -35,30 +38,37 @@ def load_model(
     *,
     device: str = "auto",
     dtype: str = "auto",
+    quantise: str | None = None,
     revision: str | None = None,
     hooks: Iterable[Path] = (),
     backend: str | None = None,
     remote: bool = False,
+    chunk: int = CHUNK,
 ) -> HuggingFaceModel:
     """Load a model by alias, hub id, local folder or ``.gguf`` file; an adapter is merged into its base.
 
     Args:
         name: What to load; or a model that is already loaded, for :func:`from_model`.
-        device: ``auto`` (cuda, else mps, else cpu), or a torch device.
+        device: ``auto`` (cuda, else mps, else cpu), a torch device, or ``auto-map``: accelerate's ``device_map="auto"``, all
+            GPUs and, for what they cannot hold, the host's memory and disk.
         dtype: ``auto`` (the registry's; else float32 on a CPU and the checkpoint's on an accelerator) or a name in DTYPES.
+        quantise: ``4bit`` or ``8bit`` weights, made by bitsandbytes while loading; the model's ``identity`` then says so.
         revision: Hub revision (branch, tag or commit) to pin.
         hooks: Folders with further hook maps.
         backend: What reads residuals: ``huggingface`` (the default), ``transformer_lens`` or ``nnsight``.
         remote: Read residuals and margins of a hub model that NDIF serves, through nnsight; its weights stay there.
+        chunk: Most tokens of a prompt in one forward pass; longer ones are read piece by piece.
 
     Raises:
         KlbError: With what is wrong and what to do, for everything a user can get wrong here.
     """
     if not isinstance(name, str | os.PathLike):
-        if (device, dtype, revision) != ("auto", "auto", None):
-            raise KlbError("a loaded model keeps its device, dtype and revision")
-        return from_model(name, hooks=hooks, backend=backend)
+        if (device, dtype, quantise, revision) != ("auto", "auto", None, None):
+            raise KlbError("a loaded model keeps its device, dtype, weights and revision")
+        return from_model(name, hooks=hooks, backend=backend, chunk=chunk)
     if remote:
+        if quantise:
+            raise KlbError("--remote reads weights as the server has them; leave out --quantise")
         return _served(name, device=device, dtype=dtype, revision=revision, hooks=hooks, backend=backend)
     backend_class(backend or "huggingface")  # a missing library shows before the weights are read
     source = resolve(name)
@@ -66,6 +76,8 @@ def load_model(
     if dtype not in ("auto", *DTYPES):
         raise KlbError(f"unknown dtype {dtype!r}; one of auto, {', '.join(DTYPES)}")
     adapter = read_adapter(source.adapter) if source.adapter else None
+    if adapter and (quantise or device == SPREAD):
+        raise KlbError(f"{name} is an adapter, which is merged into whole weights: leave out --quantise and --device {SPREAD}")
     wanted = _dtype(dtype, source, place)
     sha256 = None
     if source.gguf:
@@ -83,9 +95,14 @@ def load_model(
     with _quiet(), _explained(source):
         config = AutoConfig.from_pretrained(where, **pinned)
         _check_causal(config, name)
-        warn_if_too_large(name, config, wanted, place)
+        if device != SPREAD and not quantise:
+            warn_if_too_large(name, config, wanted, place)
         # Straight to the device: the weights of a large model need not fit the host's memory first.
-        placement = {} if place.type == "cpu" else {"device_map": {"": place}}
+        placement: dict[str, Any] = {} if place.type == "cpu" else {"device_map": {"": place}}
+        if device == SPREAD:
+            placement = {"device_map": "auto"}
+        if quantise:
+            placement["quantization_config"] = quantisation_config(quantise, config, wanted, place)
         model, loading = auto_class(config).from_pretrained(
             # A merged weight is rounded once: the sum, not the base before it.
             where,
@@ -111,7 +128,7 @@ def load_model(
         merge(model, adapter, name=base.name, fingerprint=base.fingerprint)
         _cast(model, wanted)
         identity |= {"base": source.base, "adapter_sha256": adapter.organism.adapter_sha256}
-    return from_model(model, tokenizer, name=source.name, identity=identity, hooks=hooks, backend=backend)
+    return from_model(model, tokenizer, name=source.name, identity=identity, hooks=hooks, backend=backend, chunk=chunk)
 
 
 def _served(
@@ -164,6 +181,7 @@ def from_model(
     identity: dict[str, str | None] | None = None,
     hooks: Iterable[Path] = (),
     backend: str | None = None,
+    chunk: int = CHUNK,
 ) -> HuggingFaceModel:
     """Wrap a causal language model that is already in memory, as it is.
 
@@ -175,6 +193,7 @@ def from_model(
         identity: Where it came from.
         hooks: Folders with further hook maps.
         backend: As in :func:`load_model`, for a ``transformers`` model; the others are read by their own library.
+        chunk: As in :func:`load_model`.
 
     Raises:
         KlbError: For anything else, or without a tokenizer.
@@ -187,11 +206,13 @@ def from_model(
         raise KlbError(f"pass the tokenizer of this {type(model).__name__} too: from_model(model, tokenizer)")
     name = name or inner.config.name_or_path or type(inner).__name__
     read_by, hook_map = backend_class(backend or kind), find_hook_map(inner, hooks)
-    return read_by(model, tokenizer, hook_map, name=name, identity=identity or {"name": name})
+    wrapped = read_by(model, tokenizer, hook_map, name=name, identity=identity or {"name": name})
+    wrapped.chunk = chunk
+    return wrapped
 
 
 def _device(device: str) -> torch.device:
-    if device == "auto":
+    if device in ("auto", SPREAD):
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
@@ -200,7 +221,7 @@ def _device(device: str) -> torch.device:
     except RuntimeError:
         place = None
     if place is None or place.type not in ("cuda", "mps", "cpu"):
-        raise KlbError(f"unknown device {device!r}; one of auto, cuda, cuda:N, mps, cpu")
+        raise KlbError(f"unknown device {device!r}; one of auto, {SPREAD}, cuda, cuda:N, mps, cpu")
     if (place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count()) or (
         place.type == "mps" and not torch.backends.mps.is_available()
     ):

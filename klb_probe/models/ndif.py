@@ -71,6 +71,11 @@ class NdifModel(HuggingFaceModel):
         """Where answers arrive."""
         return torch.device("cpu")
 
+    @property
+    def where(self) -> str:
+        """Type of the weights; they are on the server."""
+        return f"{str(self.dtype).removeprefix('torch.')} on the server"
+
     def capture(
         self, ids: Tensor, layers: Sequence[int], positions: Tensor, token_ids: Sequence[int], cache: Any = None
     ) -> Capture:

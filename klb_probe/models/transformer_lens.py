@@ -19,6 +19,7 @@ from klb_probe.models.block_output import Keep
 from klb_probe.models.fingerprint import Sample, weight_samples
 from klb_probe.models.hook_map import HookMap, Layout
 from klb_probe.models.huggingface import SELF_CHECK_TOLERANCE, HuggingFaceModel
+from klb_probe.models.placement import is_spread
 
 
 class TransformerLensModel(HuggingFaceModel):
@@ -76,7 +77,7 @@ class TransformerLensModel(HuggingFaceModel):
     def _samples(self) -> dict[str, Sample]:
         added = {id(buffer) for buffer in self.layout.unembed.buffers()}  # a zero bias, where the head has none
         named = {_name_without_bridge(self.model, key): tensor for key, tensor in self.model.state_dict(keep_vars=True).items()}
-        return weight_samples({name: one for name, one in named.items() if name is not None and id(one) not in added})
+        return weight_samples((name, one) for name, one in named.items() if name is not None and id(one) not in added)
 
     def _run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         with ExitStack() as stack:
@@ -114,6 +115,8 @@ def bridge_over(model: PreTrainedModel) -> TransformerBridge:
     Attention becomes eager, as TransformerLens boots it: without that, hooks on attention patterns never fire. The bridge
     has no tokenizer, since TransformerLens would change the one it is given.
     """
+    if is_spread(model):
+        raise KlbError(f"TransformerLens takes no {type(model).__name__} spread over devices; use --backend huggingface")
     model.set_attn_implementation("eager")
     try:
         return build_bridge_from_module(model, type(model).__name__, hf_config=model.config)
