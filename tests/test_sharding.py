@@ -70,8 +70,7 @@ def assert_same_run(one, other):
         assert lines(read_turns(one / name)) == lines(read_turns(other / name))
     a, b = (json.loads((folder / "run.json").read_text()) for folder in (one, other))
     for record in (a, b):
-        for name in ("out", "parallel"):
-            record["arguments"].pop(name)
+        record["arguments"].pop("out")
     assert a == b
 
 
@@ -151,7 +150,7 @@ def test_merged_shards_of_a_replay_are_the_replay(whole, model, tmp_path, capsys
 def test_what_does_not_belong_together_is_refused(whole, shards, tmp_path, capsys):
     one, two, three = shards
     seed = shard(tmp_path / "seed", "3/3", "--seed", 1)
-    agent = shard(tmp_path / "agent", "3/3", "--agent", "scripted:honest", "--label", "scripted-deceptive")
+    agent = shard(tmp_path / "agent", "3/3", "--agent", "scripted:honest", "--label", "scripted:deceptive")
     plan = shard(tmp_path / "plan", "3/3", "--samples", 2)
     quarter = shard(tmp_path / "quarter", "3/4")
     unfinished = tmp_path / "unfinished"
@@ -166,7 +165,7 @@ def test_what_does_not_belong_together_is_refused(whole, shards, tmp_path, capsy
         ([one, three], "shard 2/3 is missing; make it with `klb-probe run --shard`"),
         ([two], "shard 1/3, 3/3 is missing"),
         ([one, two, two, three], "are both shard 2/3"),
-        ([one, two, seed], "another seed"),
+        ([one, two, seed], "seed"),
         ([one, two, agent], "another players"),
         ([one, two, plan], "another plan_sha256"),
         ([one, two, quarter], "another shard"),
@@ -188,7 +187,7 @@ def test_a_shard_goes_on_from_where_it_was_stopped_and_only_as_that_shard(shards
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrajectoryWriter, "append", after_one(TrajectoryWriter.append, KeyboardInterrupt))
         assert klb(*SCRIPTED, *QUICK, "--shard", "1/3", "--out", stopped) == 130
-    assert len(read_folder(stopped)[0].rows) == 1
+    assert sum(len(file.rows) for file in read_folder(stopped)) == 1
     capsys.readouterr()
     assert klb(*SCRIPTED, *QUICK, "--shard", "1/2", "--out", stopped, "--resume") == 2
     assert "another shard" in capsys.readouterr().err
