@@ -96,7 +96,7 @@ def _cluster(ray: Any) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    ray.init(address=os.environ.get("RAY_ADDRESS"), ignore_reinit_error=True, logging_level=logging.WARNING)
+    ray.init(ignore_reinit_error=True, logging_level=logging.WARNING)  # RAY_ADDRESS is looked at by ray itself
     try:
         yield
     finally:
