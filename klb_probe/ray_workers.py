@@ -62,6 +62,8 @@ def in_shards(
     before = _stopped(folder)
     if before and not (resume or overwrite):
         raise KlbError(f"{folder} holds shards of a stopped run; pass --overwrite to drop them (or --resume, if there is one)")
+    if resume and not before and out.exists() and (out.is_file() or any(out.iterdir())):
+        raise KlbError(f"{out} is there, and no shards to go on with in {folder}; pass --overwrite to start again")
     if overwrite:
         _drop(folder)
     with _cluster(ray):

@@ -66,13 +66,13 @@ def rounds(
     """
     given = {key: value for key, value in locals().items() if key in rounds.__annotations__}
     from klb_probe.outputs import check_folder, clear
-    from klb_probe.sharding import WHOLE, merge_signals, shard_record, walk_of, walks_of
+    from klb_probe.sharding import merge_signals, shard_record, walk_of, walks_of
     from klb_probe.sharding import Shard as Part
     from klb_probe.signals.signals_file import MANIFEST, SIGNALS
 
     check_shard_options(shard, ray, workers)
-    part = Part.parse(shard) if shard else WHOLE
-    default = run / "signals" if part == WHOLE else run / "signals.shards" / f"{part.index}-of-{part.count}"
+    part = Part.parse(shard) if shard else None
+    default = run / "signals.shards" / f"{part.index}-of-{part.count}" if part else run / "signals"
     folder = out or default
     check_folder(folder, overwrite=overwrite)
     if ray:

@@ -117,7 +117,6 @@ def run_dialogues_command(
     from klb_probe.dialogue.runner import Cast
     from klb_probe.dialogue.sidecar import sidecar_path
     from klb_probe.dialogue.trajectory import file_name
-    from klb_probe.sharding import WHOLE
     from klb_probe.sharding import Shard as Part
     from klb_probe.signals.signals_file import MANIFEST, SIGNALS
 
@@ -138,7 +137,7 @@ def run_dialogues_command(
         cases_of_each_kind=per_kind or (1 if quick else None),
         trust=trust_model,
         settings=settings,
-        shard=Part.parse(shard) if shard else WHOLE,
+        shard=Part.parse(shard) if shard else None,
     )
     loading = {"device": device, "dtype": dtype, "revision": revision, "hooks": hooks or (), "backend": backend}
     players = Players(seed=seed, batch_size=batch, constrain=constrain, **loading)
@@ -182,7 +181,7 @@ def run_dialogues_command(
         typer.echo(f"stopped; continue with --out {folder} --resume", err=True)
         raise
     typer.echo("\n".join(counts(run.rows)))
-    if chosen.shard != WHOLE:
+    if chosen.shard:
         typer.echo(f"shard {chosen.shard}; with all of them: klb-probe merge ... --out WHOLE")
     else:
         typer.echo(f"Score it: klb-probe score {folder}")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from klb_probe.errors import KlbError
 from klb_probe.files import file_sha256, replacing, write_json
+from klb_probe.outputs import clear
 
 if TYPE_CHECKING:
     from klb_probe.dialogue.trajectory import Row, Trajectories
@@ -52,9 +53,6 @@ class Shard:
         return f"{self.index}/{self.count}"
 
 
-WHOLE = Shard(1, 1)
-
-
 def check_all_there(found: Sequence[tuple[Path, Shard]], command: str) -> None:
     """Raise KlbError for a shard that is there twice, and for those that are missing; ``command`` makes them."""
     seen: dict[int, Path] = {}
@@ -72,14 +70,15 @@ def walk_of(file: Trajectories, row: Row) -> tuple[Any, ...]:
     return (file.path, *(row.get(name) for name in ("condition", "initial", "sample")))
 
 
-def walks_of(files: Iterable[Trajectories], shard: Shard) -> set[tuple[Any, ...]]:
-    """The trajectories of a shard, counted in file order."""
-    return set(shard.of(list(dict.fromkeys(walk_of(file, row) for file in files for row in file.rows))))
+def walks_of(files: Iterable[Trajectories], shard: Shard | None) -> set[tuple[Any, ...]]:
+    """The trajectories of a shard, counted in file order; all without one."""
+    walks = list(dict.fromkeys(walk_of(file, row) for file in files for row in file.rows))
+    return set(shard.of(walks) if shard else walks)
 
 
-def shard_record(shard: Shard, files: Iterable[Trajectories]) -> dict[str, Any]:
+def shard_record(shard: Shard | None, files: Iterable[Trajectories]) -> dict[str, Any]:
     """What the manifest of a part of a readout says about it; nothing for the whole."""
-    return {"shard": str(shard), "read": {file.path.name: file_sha256(file.path) for file in files}} if shard != WHOLE else {}
+    return {"shard": str(shard), "read": {file.path.name: file_sha256(file.path) for file in files}} if shard else {}
 
 
 def merge(shards: Sequence[Path], out: Path) -> str:
@@ -102,7 +101,7 @@ def merge(shards: Sequence[Path], out: Path) -> str:
 
 def merge_runs(folders: Sequence[Path], out: Path) -> dict[str, Any]:
     """Merge the shards of one run, with their sidecars and live signals; returns the merged ``run.json``."""
-    from klb_probe.signals.signals_file import MANIFEST
+    from klb_probe.signals.signals_file import MANIFEST, SIGNALS
 
     parts = _parts(folders, RECORD, "klb-probe run", _OF_ONE_RUN_PART)
     files = _files_of(parts)
@@ -110,6 +109,8 @@ def merge_runs(folders: Sequence[Path], out: Path) -> dict[str, Any]:
         _join_trajectories(of_one_domain, out / name)
     if (parts[0][0] / "signals" / MANIFEST).exists():
         merge_signals([folder / "signals" for folder, _ in parts], out / "signals")
+    else:
+        clear(out / "signals", (SIGNALS, MANIFEST))  # of a run that is replaced
     record = {**parts[0][1], "rounds": sum(one["rounds"] for _, one in parts)}
     del record["shard"], record["plan_sha256"]
     if "arguments" in record:
@@ -202,7 +203,9 @@ def _join_trajectories(files: Sequence[Trajectories], out: Path) -> None:
             raise KlbError(f"{file.path} and {files[0].path} differ in their run_meta: not of one run")
     rows = [row for file in files for row in file.rows]
     sidecars = [path for file in files if (path := sidecar_path(file.path)).exists()]
-    if sidecars:  # before the rows, as a run writes them
+    if not sidecars:
+        sidecar_path(out).unlink(missing_ok=True)  # of a run that is replaced
+    else:  # before the rows, as a run writes them
         with replacing(sidecar_path(out)) as partial, partial.open("wb") as joined:
             for path in sidecars:
                 with path.open("rb") as turns:

@@ -97,7 +97,9 @@ def test_merged_shards_of_a_run_are_the_run(whole, shards, tmp_path, capsys):
     assert "merged 3 shards: 8 rounds" in capsys.readouterr().out
     assert_same_run(tmp_path / "merged", whole)
     assert klb("merge", *shards, "--out", tmp_path / "merged") == 2  # not overwritten unasked
-    assert klb("score", tmp_path / "merged", "--out", tmp_path / "scores") == 0
+    shard(tmp_path / "all", "1/1")
+    assert klb("merge", tmp_path / "all", "--out", tmp_path / "one") == 0
+    assert_same_run(tmp_path / "one", whole)
 
 
 def test_a_sampled_reply_is_the_same_in_any_shard(model, tmp_path):
@@ -322,3 +324,5 @@ def test_a_workers_mistake_is_the_callers_and_what_is_done_is_kept(ray, whole, t
     assert "pass --workers 2" in capsys.readouterr().err
     assert klb(*command, "--workers", 2, "--resume") == 0
     assert_same_run(out, whole)
+    assert klb(*command, "--workers", 2, "--resume") == 2
+    assert "no shards to go on with" in capsys.readouterr().err

@@ -20,7 +20,7 @@ from klb_probe.dialogue.trust import trust_model
 from klb_probe.dialogue.walk import Trajectory
 from klb_probe.errors import KlbError
 from klb_probe.files import write_json
-from klb_probe.sharding import WHOLE, Shard
+from klb_probe.sharding import Shard
 
 CONDITIONS, TRUSTS = tuple(PUBLIC_CONDITIONS), tuple(INITIAL_TRUST)
 QUICK_DOMAINS = ("airline", "debt")
@@ -35,7 +35,7 @@ class Plan:
     trajectories: tuple[Trajectory, ...]
     settings: Settings
     trust_model: str
-    shard: Shard = WHOLE
+    shard: Shard | None = None
 
     @property
     def n_rounds(self) -> int:
@@ -45,7 +45,7 @@ class Plan:
     @property
     def played(self) -> tuple[Trajectory, ...]:
         """The trajectories of this shard."""
-        return self.shard.of(self.trajectories)
+        return self.shard.of(self.trajectories) if self.shard else self.trajectories
 
     @property
     def sha256(self) -> str:
@@ -65,7 +65,7 @@ def plan(
     cases_of_each_kind: int | None = None,
     trust: str = "state_dependent",
     settings: Settings | None = None,
-    shard: Shard = WHOLE,
+    shard: Shard | None = None,
 ) -> Plan:
     """The trajectories of a run: every domain x condition x starting trust x sample.
 
@@ -175,7 +175,7 @@ def play_plan(
         "seed": seed,
         "rounds": chosen.n_rounds,
         "versions": versions(),
-        **({"shard": str(chosen.shard), "plan_sha256": chosen.sha256} if chosen.shard != WHOLE else {}),
+        **({"shard": str(chosen.shard), "plan_sha256": chosen.sha256} if chosen.shard else {}),
         **(record or {}),
     }
     run = play(

@@ -20,7 +20,7 @@ from klb_probe.dialogue.trajectory import Row, Trajectories, TrajectoryWriter, c
 from klb_probe.dialogue.trust import TrustModel
 from klb_probe.dialogue.walk import Trajectory, trajectory_of, walk
 from klb_probe.errors import KlbError
-from klb_probe.sharding import WHOLE, Shard
+from klb_probe.sharding import Shard
 
 MAX_CONSECUTIVE_ERRORS = 20
 
@@ -76,7 +76,7 @@ def play(
     trust_model: TrustModel,
     parallel: int,
     about: Mapping[str, Any],
-    shard: Shard = WHOLE,
+    shard: Shard | None = None,
     on_open: Callable[[], None] = lambda: None,
     on_turns: Callable[[Row, list[dict[str, Any]]], None] = lambda _row, _turns: None,
     on_round: Callable[[Row], None] = lambda _: None,
@@ -100,11 +100,11 @@ def play(
     Raises KlbError after 20 rounds in a row that a provider could not serve; the files then stay incomplete.
     """
     whole = _by_domain(trajectories)
-    if shard != WHOLE:
+    if shard:
         about = {**about, "shard": str(shard)}
     files = [
         _File(domain, mine, whole[domain], cast, folder, label, settings, trust_model, about)
-        for domain, mine in _by_domain(shard.of(trajectories)).items()
+        for domain, mine in _by_domain(shard.of(trajectories) if shard else trajectories).items()
     ]
     on_open()
     run = Run(folder)
