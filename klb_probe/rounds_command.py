@@ -66,8 +66,8 @@ def rounds(
     """
     given = {key: value for key, value in locals().items() if key in rounds.__annotations__}
     from klb_probe.outputs import check_folder, clear
-    from klb_probe.sharding import merge_signals, shard_record, walk_of, walks_of
     from klb_probe.sharding import Shard as Part
+    from klb_probe.sharding import merge_signals, shard_record, walk_of, walks_of
     from klb_probe.signals.signals_file import MANIFEST, SIGNALS
 
     check_shard_options(shard, ray, workers)
