@@ -14,6 +14,7 @@ from klb_probe.errors import KlbError
 from klb_probe.fit import fit_app
 from klb_probe.jlens import EXAMPLE, jlens
 from klb_probe.lens_command import lens_app
+from klb_probe.merge_command import MERGE_EXAMPLE, merge
 from klb_probe.models_command import models_app
 from klb_probe.organism_command import organism_app
 from klb_probe.pair_command import PAIR_EXAMPLE, pair
@@ -46,6 +47,7 @@ def _main() -> None:
 app.command("jlens", epilog=EXAMPLE)(jlens)
 app.command("run", epilog=RUN_EXAMPLE)(run_dialogues_command)
 app.command("rounds", epilog=ROUNDS_EXAMPLE)(rounds)
+app.command("merge", epilog=MERGE_EXAMPLE)(merge)
 app.command("score", epilog=SCORE_EXAMPLE)(score)
 app.command("pair", epilog=PAIR_EXAMPLE)(pair)
 app.command("probe", epilog=PROBE_EXAMPLE)(probe)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from klb_probe.errors import KlbError
+
 Model = Annotated[str, typer.Option(help="Alias, hub id (owner/name), model folder, or .gguf file.")]
 Contrast = Annotated[str, typer.Option(help="YES/NO word forms, single tokens; several pairs with commas.")]
 Bos = Annotated[str, typer.Option(help="BOS before plain text: auto (as the tokenizer does) | always | never.")]
@@ -29,7 +31,22 @@ Cases = Annotated[
         help="ours | organisms (brief policies) | a scenarios folder | knownliebench:PATH | hub:franciscoliu/KnownLieBench."
     ),
 ]
+Shard = Annotated[
+    str | None, typer.Option("--shard", help="i/n: only every n-th trajectory, from the i-th; then klb-probe merge.")
+]
+Ray = Annotated[
+    bool, typer.Option("--ray", help="In shards on a Ray cluster (RAY_ADDRESS, else this machine), one worker a GPU.")
+]
+Workers = Annotated[int | None, typer.Option("--workers", help="Workers of --ray (default: one a GPU).", min=1)]
 Domains = Annotated[str, typer.Option(help="Domains, with commas, or all.")]
+
+
+def check_shard_options(shard: str | None, ray: bool, workers: int | None) -> None:
+    """KlbError for options that do not go together."""
+    if shard and ray:
+        raise KlbError("--ray makes its own shards; pass --shard or --ray, not both")
+    if workers and not ray:
+        raise KlbError("--workers are those of --ray; pass --ray too")
 
 
 def parse_names(text: str) -> list[str] | None:

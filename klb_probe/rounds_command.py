@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from klb_probe.options import Backend, Cases, Contrast, Device, Dtype, Hooks, Model, Quantise, Reduce, Remote, Revision, Spaces
+from klb_probe.options import (
+    Backend,
+    Cases,
+    Contrast,
+    Device,
+    Dtype,
+    Hooks,
+    Model,
+    Quantise,
+    Ray,
+    Reduce,
+    Remote,
+    Revision,
+    Shard,
+    Spaces,
+    Workers,
+    check_shard_options,
+)
 
 ROUNDS_EXAMPLE = "Example: klb-probe rounds outputs/run --model smollm2-135m"
 
@@ -26,7 +44,12 @@ def rounds(
     contrast: Contrast = "Yes/No",
     spaces: Spaces = "lead",
     reduce: Reduce = "mean",
-    out: Annotated[Path | None, typer.Option(help="Output folder (default: RUN/signals).")] = None,
+    shard: Shard = None,
+    ray: Ray = False,
+    workers: Workers = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Output folder (default: RUN/signals, of a shard RUN/signals.shards/i-of-n).")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the signals in --out.")] = False,
     device: Device = "auto",
     dtype: Dtype = "auto",
@@ -43,11 +66,24 @@ def rounds(
     Moments: gate, before_reply, reply_mean, reply_last, claim, action, elicited (runs played with --elicit). Writes
     signals.parquet and signals.json. Pair them with the lie labels: klb-probe pair.
     """
+    given = {key: value for key, value in locals().items() if key in rounds.__annotations__}
     from klb_probe.outputs import check_folder, clear
+    from klb_probe.sharding import Shard as Part
+    from klb_probe.sharding import merge_signals, shard_record, walk_of, walks_of
     from klb_probe.signals.signals_file import MANIFEST, SIGNALS
 
-    folder = out or run / "signals"
+    check_shard_options(shard, ray, workers)
+    part = Part.parse(shard) if shard else None
+    default = run / "signals.shards" / f"{part.index}-of-{part.count}" if part else run / "signals"
+    folder = out or default
     check_folder(folder, overwrite=overwrite)
+    if ray:
+        from klb_probe.ray_workers import in_shards
+
+        again = {"ray": False, "workers": None, "overwrite": True}  # signals are in place only when whole
+        in_shards(rounds, {**given, **again}, folder, merge_signals, workers=workers, device=device, overwrite=overwrite)
+        typer.echo(f"Files in {folder}: signals.parquet, signals.json")
+        return
 
     from tqdm.auto import tqdm
 
@@ -83,11 +119,16 @@ def rounds(
     lenses, about = open_lenses(loaded, lens, contrast, spaces, reduce)
     if overwrite:
         clear(folder, (SIGNALS, MANIFEST))
-    bar = tqdm(total=sum(len(file.rows) for file in files), desc="reading", unit="round", disable=None)
-    with bar, signals_file(folder, {**source, **about}) as writer:
-        for file in files:
+    mine = walks_of(files, part)
+    parts = [replace(file, rows=[row for row in file.rows if walk_of(file, row) in mine]) for file in files]
+    bar = tqdm(total=sum(len(one.rows) for one in parts), desc="reading", unit="round", disable=None)
+    with bar, signals_file(folder, {**source, **about, **shard_record(part, files)}) as writer:
+        for file, one in zip(files, parts, strict=True):
             domain = domains[file.run_meta["domain"]]
-            found = replayed_rounds(file, domain, loaded, writer) if replay else sidecar_rounds(file)
+            if replay:
+                found = replayed_rounds(one, domain, loaded, writer)
+            else:  # a sidecar is checked against all of its file
+                found = (pair for pair in sidecar_rounds(file) if walk_of(file, pair[0]) in mine)
             read_rounds(loaded, lenses, found, closing_tools(domain), writer, lambda _: bar.update())
     if replay:
         typer.echo(f"replay, {source['policy']}-policy, read by {loaded.name}")

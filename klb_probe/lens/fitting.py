@@ -21,11 +21,11 @@ from klb_probe.lens.corpus import Corpus
 from klb_probe.lens.interrupts import Interrupts
 from klb_probe.lens.margin import MarginLens
 from klb_probe.lens.metadata import CorpusRecord, LensMetadata
-from klb_probe.lens.shards import Shard
 from klb_probe.lens.sums import RunningSums, split_half_agreement
 from klb_probe.lens.vjp import backward_batch, graph_start, prompt_rows, refuse_forward_only
 from klb_probe.models.readout import TokenReadout
 from klb_probe.models.residual_model import ResidualModel
+from klb_probe.sharding import Shard
 from klb_probe.versions import versions
 
 if TYPE_CHECKING:
