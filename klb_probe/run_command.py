@@ -157,7 +157,7 @@ def run_dialogues_command(
         raise KlbError("--signals reads rounds as they are played; resume without it, then klb-probe rounds reads all of them")
     if overwrite:
         name = label or cast.agent.name
-        for domain in {one.domain.policy.domain for one in chosen.played}:
+        for domain in {one.domain.policy.domain for one in chosen.trajectories}:
             trajectories = file_name(name, domain, trust_model)
             clear(folder, [trajectories, sidecar_path(Path(trajectories)).name, "run.json"])
         clear(folder / "signals", (SIGNALS, MANIFEST))  # of the run that is replaced

@@ -308,6 +308,7 @@ def test_gradients_flow_to_the_target_alone(name):
     """The transported margin is the model's own derivative, here against a finite difference."""
     model, ids = read(name), torch.tensor([ids_of(10)])
     with model.gradient_graph(ids, [1], LAYERS - 1) as (sources, target):
+        assert target.shape == (1, 10, WIDTH)
         (gradient,) = torch.autograd.grad(target[0, -1, 3], sources)
     direction = torch.nn.functional.normalize(torch.randn(10, WIDTH, generator=torch.Generator().manual_seed(1)), dim=-1)
     ends = []

@@ -106,13 +106,14 @@ def test_a_long_prompt_read_in_pieces_gives_the_same_numbers(family, chunk):
     ids = torch.tensor([ids_of(43, seed=row) for row in range(2)])
     # Rows that differ in the pieces their positions are in; a piece without any; the ends of pieces.
     positions = torch.tensor([[0, 4, 5, 37, 42], [2, 15, 31, 38, 40]])
+    from_end = torch.where(positions > 30, positions - 43, positions)
     whole = model.capture(ids, range(LAYERS), positions, [5, 6])
     prompts = [ids_of(n, seed=n) for n in (30, 43, 8)]
     batch, logits = model.residuals(prompts, [1, 3], [0, 6, -1]), model.next_logits(ids, model.new_cache())
     model.chunk = chunk
     tokens = []
     with model._hooks([0], lambda _layer, output: tokens.append(output.shape[1])):
-        pieces = model.capture(ids, range(LAYERS), positions, [5, 6])
+        pieces = model.capture(ids, range(LAYERS), from_end, [5, 6])
     assert max(tokens) <= chunk
     assert sum(tokens) == 43
     torch.testing.assert_close(pieces.residuals, whole.residuals, **CLOSE)
@@ -269,7 +270,7 @@ def bitsandbytes(monkeypatch):
     monkeypatch.setattr(hf.BitsAndBytesConfig, "post_init", lambda self: None)
 
 
-@pytest.mark.parametrize(("device", "placed"), [("cpu", None), ("auto-map", "auto")])
+@pytest.mark.parametrize(("device", "placed"), [("cpu", {"": torch.device("cpu")}), ("auto-map", "auto")])
 def test_quantised_weights_are_asked_of_bitsandbytes(device, placed, bitsandbytes, tmp_path, monkeypatch):
     folder, asked = save_tiny_llama(tmp_path), []
 
@@ -285,7 +286,7 @@ def test_quantised_weights_are_asked_of_bitsandbytes(device, placed, bitsandbyte
     assert (four.load_in_4bit, four.load_in_8bit, eight.load_in_4bit, eight.load_in_8bit) == (True, False, False, True)
     assert (four.bnb_4bit_quant_type, four.bnb_4bit_compute_dtype) == ("nf4", torch.bfloat16)
     assert {options["dtype"] for options in asked} == {torch.bfloat16}
-    assert [options.get("device_map") for options in asked] == [placed] * 2
+    assert [options["device_map"] for options in asked] == [placed] * 2
 
 
 @pytest.mark.parametrize(
@@ -313,8 +314,9 @@ def test_what_cannot_be_quantised_is_refused_with_a_remedy(bitsandbytes, tmp_pat
     folder = save_tiny_llama(tmp_path)
     with pytest.raises(KlbError, match="unknown --quantise '2bit'; one of 4bit, 8bit"):
         load_model(str(folder), device="cpu", quantise="2bit")
-    with pytest.raises(KlbError, match="keeps its device, dtype, weights"):
-        load_model(tiny_hf_model("llama"), quantise="4bit")
+    for options in ({"quantise": "4bit"}, {"remote": True}):
+        with pytest.raises(KlbError, match="keeps its device, dtype, weights"):
+            load_model(tiny_hf_model("llama"), **options)
     monkeypatch.setitem(sys.modules, "bitsandbytes", types.SimpleNamespace(supported_torch_devices={"cuda"}))
     with pytest.raises(KlbError, match="bitsandbytes does not run on cpu \\(devices: cuda\\)"):
         load_model(str(folder), device="cpu", quantise="4bit")

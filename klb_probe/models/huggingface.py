@@ -158,6 +158,7 @@ class HuggingFaceModel:
         if ids.shape[1] <= self.chunk or "attention_mask" in inputs:  # recurrent layers take no mask beside a cache
             return self._pass(ids, layers, positions, token_ids, **inputs)
         inputs = {self._cache_argument: self.new_cache()} | inputs | {"use_cache": True}
+        positions = torch.where(positions < 0, positions + ids.shape[1], positions)
         captures, place = [], torch.zeros_like(positions)
         for number, piece in enumerate(ids.split(self.chunk, dim=1)):
             here = positions - number * self.chunk
@@ -221,7 +222,8 @@ class HuggingFaceModel:
                 with torch.no_grad():
                     self._run(self.model, ids[:, :first_position], logits_to_keep=1, **inputs)
             with torch.enable_grad(), self._hooks([*layers, target_layer], keep):
-                self._run(self.model, ids[:, first_position:], logits_to_keep=1, **inputs)
+                # A list and no number: with that, Gemma 4 leaves all other positions out of its last blocks.
+                self._run(self.model, ids[:, first_position:], logits_to_keep=[-1], **inputs)
             yield [kept[layer] for layer in layers], kept[target_layer]
         finally:
             for parameter, flag in flags:

@@ -57,14 +57,14 @@ def load_model(
         hooks: Folders with further hook maps.
         backend: What reads residuals: ``huggingface`` (the default), ``transformer_lens`` or ``nnsight``.
         remote: Read residuals and margins of a hub model that NDIF serves, through nnsight; its weights stay there.
-        chunk: Most tokens of a prompt in one forward pass; longer ones are read piece by piece.
+        chunk: Most tokens of a prompt in one forward pass; longer ones are read piece by piece (by a server: whole).
 
     Raises:
         KlbError: With what is wrong and what to do, for everything a user can get wrong here.
     """
     if not isinstance(name, str | os.PathLike):
-        if (device, dtype, quantise, revision) != ("auto", "auto", None, None):
-            raise KlbError("a loaded model keeps its device, dtype, weights and revision")
+        if (device, dtype, quantise, revision, remote) != ("auto", "auto", None, None, False):
+            raise KlbError("a loaded model keeps its device, dtype, weights and revision, and is read here")
         return from_model(name, hooks=hooks, backend=backend, chunk=chunk)
     if remote:
         if quantise:
@@ -99,10 +99,10 @@ def load_model(
             warn_if_too_large(name, config, wanted, place)
         # Straight to the device: the weights of a large model need not fit the host's memory first.
         placement: dict[str, Any] = {} if place.type == "cpu" else {"device_map": {"": place}}
+        if quantise:  # without a map, transformers would quantise on a GPU that was not asked for
+            placement = {"device_map": {"": place}, "quantization_config": quantisation_config(quantise, config, wanted, place)}
         if device == SPREAD:
-            placement = {"device_map": "auto"}
-        if quantise:
-            placement["quantization_config"] = quantisation_config(quantise, config, wanted, place)
+            placement["device_map"] = "auto"
         model, loading = auto_class(config).from_pretrained(
             # A merged weight is rounded once: the sum, not the base before it.
             where,

@@ -82,7 +82,7 @@ class NdifModel(HuggingFaceModel):
         if cache is not None:
             start = cache.ids.shape[1]
             ids = cache.ids = torch.cat([cache.ids.expand(len(ids), -1), ids], dim=1)
-            positions = positions + start
+            positions = torch.where(positions < 0, positions, positions + start)
         if not layers and not token_ids:  # a prefix: read with what follows it
             return Capture(torch.empty(0), torch.empty(*positions.shape, 0))
         return self._forward(ids, layers, positions, token_ids)
