@@ -51,6 +51,8 @@ def load_model(
     if dtype not in ("auto", *DTYPES):
         raise KlbError(f"unknown dtype {dtype!r}; one of auto, {', '.join(DTYPES)}")
     adapter = read_adapter(source.adapter) if source.adapter else None
+    if adapter and adapter.organism.base_gguf_sha256 and not source.gguf:
+        raise KlbError(f"{name} belongs to the GGUF weights of {source.base}, which are not here; {source.hint or 'get them'}")
     wanted = _dtype(dtype, source, place)
     sha256 = None
     if source.gguf:
