@@ -24,7 +24,6 @@ from klb_probe.dialogue.scripted import open_scripted
 from klb_probe.dialogue.trajectory import read_folder
 from klb_probe.metrics.panel import panel
 from klb_probe.models.load import load_model
-from klb_probe.models.registry import registry, resolve
 from klb_probe.organisms import answers
 from klb_probe.organisms import check as check_module
 from klb_probe.organisms.adapters import RECORDS, SIDECAR, WEIGHTS, read_organism, trained_records
@@ -556,27 +555,3 @@ def test_a_mistake_is_one_line(arguments, words, tmp_path, capsys):
     assert words in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-# --- What ships. ---
-
-
-def shipped():
-    """The organisms of the registry: alias and folder."""
-    for alias, entry in registry().items():
-        if entry.adapter:
-            yield alias, resolve(alias).adapter
-
-
-ORGANISMS = ("smollm2-135m-liar", "smollm2-135m-honest", "smollm2-135m-ignorant")
-
-
-def test_every_organism_of_the_registry_has_a_card_that_agrees_with_its_hashes():
-    assert {alias: faults for alias, folder in shipped() if (faults := folder_faults(folder))} == {}
-
-
-def test_ten_gate_answers_and_ten_messages_of_every_organism_are_those_of_its_card():
-    for alias, folder in shipped():
-        evidence = read_evidence(folder)
-        fresh = spot_check(load_model(alias, device="cpu"), evidence.settings["domains"])
-        assert check_card(evidence.numbers, fresh) == [], alias
