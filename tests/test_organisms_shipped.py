@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 
 import pytest
+from command import klb
 from tiny import tiny_hf_model
 
+from klb_probe.cases.sources import load_cases
 from klb_probe.errors import KlbError
 from klb_probe.lens.contrast import TokenContrast
 from klb_probe.lens.library import load_lens
@@ -16,7 +18,7 @@ from klb_probe.organisms.adapters import merge, read_adapter, read_organism, tra
 from klb_probe.organisms.card import folder_faults
 from klb_probe.organisms.check import spot_check
 from klb_probe.organisms.evidence import check_card, read_evidence
-from klb_probe.organisms.records import held_out_hashes
+from klb_probe.organisms.records import held_out_hashes, record_hash
 from klb_probe.organisms.texts import load_organism_domains
 from klb_probe.paths import data_dir
 
@@ -52,6 +54,14 @@ def test_nothing_held_out_was_trained_on(alias):
     assert len(trained) > 100
     for domain, _ in load_organism_domains(read_evidence(folder_of(alias)).settings["domains"]):
         assert trained.isdisjoint(held_out_hashes(domain))
+
+
+def test_fresh_cases_repeat_no_record_of_theirs(tmp_path):
+    assert klb("organism", "cases", "--domains", "airline", "--n", 10, "--out", tmp_path / "fresh") == 0
+    (domain,) = load_cases(str(tmp_path / "fresh"))
+    hashes = {record_hash(domain, situation.record) for situation in domain.situations()}
+    assert len(hashes) == 20
+    assert all(hashes.isdisjoint(trained_records(folder_of(alias))) for alias in SHIPPED)
 
 
 @shipped
