@@ -23,9 +23,7 @@ def cases(
     ] = None,
     organisms: Annotated[
         str | None,
-        typer.Option(
-            help="Organisms whose training records do not come up again, with commas, or none (default: those that ship)."
-        ),
+        typer.Option(help="Organisms whose training records stay out, with commas, or none (default: all that ship)."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace policies and cases of these domains.")] = False,
 ) -> None:
@@ -44,6 +42,7 @@ def cases(
     trained = read_trained(data or (), chosen)
     made = [fresh_cases(domain, texts, n, seed, trained) for domain, texts in load_organism_domains(parse_names(domains))]
     files = "".join(f" --data {shlex.quote(str(path))}" for path in data or ())
+    files += f""
     command = (
         f"klb-probe organism cases --domains {domains} --n {n} --seed {seed}{files} --organisms {','.join(chosen) or 'none'}"
     )
