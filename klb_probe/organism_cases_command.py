@@ -42,11 +42,8 @@ def cases(
     trained = read_trained(data or (), chosen)
     made = [fresh_cases(domain, texts, n, seed, trained) for domain, texts in load_organism_domains(parse_names(domains))]
     files = "".join(f" --data {shlex.quote(str(path))}" for path in data or ())
-    files += f""
-    command = (
-        f"klb-probe organism cases --domains {domains} --n {n} --seed {seed}{files} --organisms {','.join(chosen) or 'none'}"
-    )
-    command += f" --out {shlex.quote(str(out))}"
+    command = f"klb-probe organism cases --domains {domains} --n {n} --seed {seed}{files}"
+    command += f" --organisms {','.join(chosen) or 'none'} --out {shlex.quote(str(out))}"
     for fresh in made:
         write_cases(out, fresh, command=command, seed=seed, trained=trained)
     for domain, fresh in zip(load_domains([one.domain.policy.domain for one in made], out), made, strict=True):
