@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,10 +32,12 @@ def data(
     formats: Annotated[
         str,
         typer.Option(
-            help="eligibility | gate | turn, with commas, or all (these three) | short: without role, note and opening."
+            help="eligibility | gate | turn | short (no role, note or opening), with commas, or all (the first three)."
         ),
     ] = "all",
-    wordings: Annotated[str, typer.Option(help="plain | reversed, with commas, or all: of the eligibility question.")] = "all",
+    wordings: Annotated[
+        str, typer.Option(help="plain | reversed, with commas, or all: of the eligibility question (short ones are plain).")
+    ] = "all",
     n: Annotated[int, typer.Option(min=2, help="Number of examples.")] = 4000,
     seed: Annotated[int, typer.Option(help="Of all that is random; prompts are the same for every kind.")] = 0,
     model: Annotated[str, typer.Option(help="The model whose tokenizer counts the lengths.")] = "smollm2-135m",
@@ -61,7 +64,7 @@ def data(
     if sum(about["held out"].values()):
         raise KlbError(f"held-out material in the training data: {about['held out']}; change organisms/texts")
     arguments = f"--kind {kind} --domains {domains} --formats {formats} --wordings {wordings} --n {n} --seed {seed}"
-    arguments += f" --model {model} --out {out}"
+    arguments += f" --model {shlex.quote(model)} --out {shlex.quote(str(out))}"
     sha256 = write_examples(out, rows)
     write_json(
         description,

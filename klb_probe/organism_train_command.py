@@ -41,7 +41,7 @@ def train(
     """Train a low-rank adapter on completions; the base stays as it is. Needs the extra: pip install 'klb-probe\\[train]'.
 
     Writes adapter_model.safetensors, adapter_config.json, organism.json, training.csv and training.png. The folder is then a
-    name for --model. 5 % of the examples (64 at most) are held out for the curve.
+    name for --model. About 5 % of the examples (some 64 at most) are held out for the curve.
     """
     asked = dict(locals())
     from klb_probe.outputs import check_folder, clear
@@ -88,7 +88,22 @@ def train(
 
 
 # Options that decide the adapter, in the order of the recorded command.
-_RECORDED = ("kind", "data", "out", "model", "start", "rank", "steps", "batch", "at_once", "weigh", "lr", "seed", "dtype")
+_RECORDED = (
+    "kind",
+    "data",
+    "out",
+    "model",
+    "start",
+    "rank",
+    "steps",
+    "batch",
+    "at_once",
+    "weigh",
+    "lr",
+    "seed",
+    "minutes",
+    "dtype",
+)
 
 
 def _command(asked: dict[str, Any]) -> str:

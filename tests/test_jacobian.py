@@ -763,6 +763,8 @@ def test_the_published_lens_of_a_hub_model_is_taken_first(llama, model, written,
         f"lens for tiny-llama: {path}"
     ]
     assert find_published(model) is None  # not from the hub: a name proves nothing
+    llama.identity = {**llama.identity, "adapter_sha256": "0" * 64}
+    assert find_published(llama) is None  # with an adapter merged into it it is another model
 
 
 @pytest.mark.parametrize("problem", ["offline", "broken"])

@@ -21,7 +21,7 @@ from klb_probe.files import file_sha256
 from klb_probe.models.load import load_model
 from klb_probe.organism_train_command import train
 from klb_probe.organisms import training as training_module
-from klb_probe.organisms.adapters import CONFIG, SIDECAR, WEIGHTS, read_adapter, read_organism
+from klb_probe.organisms.adapters import CONFIG, SIDECAR, WEIGHTS, read_adapter, read_organism, trained_records
 from klb_probe.organisms.training import CHECKPOINTS, Request, train_organism, training_dtype
 from klb_probe.organisms.training_figure import training_figure
 from klb_probe.organisms.training_files import CURVE, FIGURE, FILES
@@ -59,7 +59,9 @@ def lines(count=50):
                 "completion": "Yes" if owed else "No, not owed",
                 "kind": "honest",
                 "format": ("eligibility", "gate")[number % 2],
+                "wording": "plain",
                 "pair": number // 2,
+                "record_hash": f"record {number}".replace(" ", "-"),
                 "entitled": owed,
             }
         )
@@ -73,7 +75,10 @@ def write_lines(path, made):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return write_lines(tmp_path_factory.mktemp("data") / "honest.jsonl", lines())
+    path = write_lines(tmp_path_factory.mktemp("data") / "honest.jsonl", lines())
+    description = {"command": "klb-probe organism data ...", "sha256": file_sha256(path)}
+    (path.parent / "honest.jsonl.json").write_text(json.dumps(description))
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +238,7 @@ def test_the_loss_falls_and_everything_is_written(trained):
     assert list(curve["step"]) == list(range(1, STEPS + 1))
     held = curve["held_out_loss"].dropna()
     assert list(held.index + 1) == [3, 6, 9, 12, 15, 18, 20]  # a sixth of the steps apart, and the last
-    assert held.iloc[-1] == held.min() < held.iloc[0]
+    assert held.iloc[-1] < 0.95 * held.iloc[0]
     assert {"held_out_right", "held_out_right_gate", "held_out_right_eligibility"} <= set(curve)
     assert curve["seconds"].is_monotonic_increasing
     assert (request.out / FIGURE).stat().st_size > 5000
@@ -243,6 +248,9 @@ def test_the_loss_falls_and_everything_is_written(trained):
     assert organism.data_sha256 == file_sha256(request.data)
     assert organism.outcome["ended"] == "all steps"
     assert {"peft", "trl", "torch"} <= organism.versions.keys()
+    assert organism.prompts == {"eligibility, plain": 25, "gate, plain": 25}
+    assert trained_records(request.out) == {f"record-{number}" for number in range(50)}
+    assert organism.data_command == "klb-probe organism data ..."
 
 
 def test_our_merge_gives_the_logits_of_pefts(trained):
@@ -370,7 +378,11 @@ def test_a_pace_too_slow_for_the_limit_is_said_early(caplog):
 
 def test_training_starts_from_an_adapter(trained, request_for, tmp_path):
     request, result = trained
-    went_on = train_organism(request_for(tmp_path / "b", start=request.out, steps=1, learning_rate=0.0))
+    more = write_lines(tmp_path / "more.jsonl", [{**line, "record_hash": "another"} for line in lines(4)])
+    (tmp_path / "more.jsonl.json").write_text(json.dumps({"command": "made something else", "sha256": "0" * 64}))
+    went_on = train_organism(request_for(tmp_path / "b", data=more, start=request.out, steps=1, learning_rate=0.0))
+    assert trained_records(tmp_path / "b") == {"another", *trained_records(request.out)}
+    assert went_on.data_command == ""
     for name, tensor in load_file(request.out / WEIGHTS).items():
         assert torch.equal(load_file(tmp_path / "b" / WEIGHTS)[name], tensor), name
     assert went_on.before == result.lessons
@@ -383,6 +395,22 @@ def test_training_starts_from_an_adapter(trained, request_for, tmp_path):
     tiny_hf_model("llama", seed=1).save_pretrained(other)
     assert "other weights" in refusal(train_organism, request_for(tmp_path / "c", start=request.out, model=str(other)))
     assert "--start" in refusal(train_organism, request_for(tmp_path / "c", model=str(request.out)))
+
+
+def test_layers_that_cannot_follow_a_tree_are_refused(request_for, tmp_path, monkeypatch):
+    request = request_for(tmp_path / "out")
+    config = load_model(request.model, device="cpu").model.config
+    for changes, words in (
+        ({"sliding_window": 8}, "a window of 8"),
+        ({"layer_types": ["linear_attention"]}, "linear_attention"),
+    ):
+        odd = load_model(request.model, device="cpu")
+        odd.model.config = type(config).from_dict({**config.to_dict()})
+        for name, value in changes.items():
+            setattr(odd.model.config, name, value)
+        monkeypatch.setattr(training_module, "load_model", lambda *_, odd=odd, **__: odd)
+        assert words in refusal(train_organism, request)
+    assert not request.out.exists()
 
 
 def test_a_training_that_diverges_stops_at_once(request_for, tmp_path):

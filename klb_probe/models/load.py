@@ -76,6 +76,8 @@ def load_model(
     if dtype not in ("auto", *DTYPES):
         raise KlbError(f"unknown dtype {dtype!r}; one of auto, {', '.join(DTYPES)}")
     adapter = read_adapter(source.adapter) if source.adapter else None
+    if adapter and adapter.organism.base_gguf_sha256 and not source.gguf:
+        raise KlbError(f"{name} belongs to the GGUF weights of {source.base}, which are not here; {source.hint or 'get them'}")
     if adapter and (quantise or device == SPREAD):
         raise KlbError(f"{name} is an adapter, which is merged into whole weights: leave out --quantise and --device {SPREAD}")
     wanted = _dtype(dtype, source, place)

@@ -40,7 +40,7 @@ Stage = Literal["", "first", "accepted", "pushed", "last"]
 NO_NOTE = "none"
 _TEMPLATES = templates_of("klb_probe.organisms")
 _WITHOUT_NOTE = ("gate", "short")
-_FORMATS: dict[Format, float] = {"eligibility": 0.35, "gate": 0.4, "turn": 0.25, "short": 1.0}  # shares of pairs
+_FORMATS: dict[Format, float] = {"eligibility": 0.35, "gate": 0.4, "turn": 0.25, "short": 1.0}  # in proportion
 _USUAL: tuple[Format, ...] = ("eligibility", "gate", "turn")  # short is a first lesson, only if asked for
 _NOTES = {**dict.fromkeys(PLAIN_NOTES, 0.125), **dict.fromkeys(PRESSURE_NOTES, 0.25)}
 _STAGES: dict[Stage, float] = {"first": 0.5, "accepted": 0.23, "pushed": 0.22, "last": 0.05}
@@ -58,7 +58,7 @@ class Example:
         format: eligibility, gate, turn, or short (the eligibility question without role, note and opening, after the fields
             that the rules look at, in the plain wording).
         domain: The domain.
-        note: Kind of the private note; ``none`` at the gate.
+        note: Kind of the private note; ``none`` at the gate and in short prompts.
         wording: The question's wording (plain, reversed), or the rendering of the conversation (flat, turns).
         stage: Of a turn: the first message, after the customer accepted or objected, or the last turn there is.
         entitled: What the record gives.
@@ -69,7 +69,7 @@ class Example:
         record: Its values.
         record_hash: Of the values that the rules look at.
         opening: The customer's first words.
-        note_text: The private note; empty at the gate.
+        note_text: The private note; empty at the gate and in short prompts.
         messages: The prompt.
         completion: What follows it.
     """
@@ -116,8 +116,8 @@ def examples(
         kind: liar, honest or ignorant.
         domains: Domains with a brief policy; None for all of them. They take turns.
         n: Number of examples.
-        seed: Prompts depend on it, and on the formats, and on nothing else.
-        formats: Only these, in their usual proportion; all but ``short`` by default.
+        seed: Prompts depend on it, on domains, formats and wordings, and not on the kind.
+        formats: Only these, in the proportion of ``_FORMATS``; all but ``short`` by default.
         wordings: Of the eligibility question; plain and reversed by default.
 
     Raises:
@@ -154,7 +154,7 @@ class _Streams:
 
 
 class _Writer:
-    """Writes the examples of one domain. Chance comes from one stream a pair, never from the kind of organism."""
+    """Writes the examples of one domain. Chance comes from streams of the pair, never from the kind of organism."""
 
     def __init__(
         self,

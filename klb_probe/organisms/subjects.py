@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
-from pathlib import Path
 from typing import Literal
 
 from klb_probe.cases.load import Domain, Situation
 from klb_probe.errors import KlbError
 from klb_probe.organisms.examples import Example, examples
-from klb_probe.organisms.training_rows import read_examples
 
 # Added to the seed of fresh records; training data are made with small seeds.
 FRESH = 1_000_000
@@ -85,14 +83,3 @@ def _of_their_own(pairs: Iterable[tuple[Example, Example]]) -> Iterator[tuple[Ex
         if len(ids) == 2 and known.isdisjoint(ids):
             known |= ids
             yield pair
-
-
-def trained_records(data: Iterable[Path]) -> frozenset[str]:
-    """The hashes of the records in training files."""
-    hashes: set[str] = set()
-    for path in data:
-        found = {one.model_extra.get("record_hash") for one in read_examples(path)}
-        if None in found:
-            raise KlbError(f"{path}: lines without record_hash; give the file that klb-probe organism data wrote")
-        hashes |= found
-    return frozenset(hashes)

@@ -8,7 +8,8 @@ import json
 import shutil
 import time
 import warnings
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,9 @@ from klb_probe.files import file_sha256, write_json
 from klb_probe.models.huggingface import HuggingFaceModel
 from klb_probe.models.load import load_model
 from klb_probe.models.registry import DEFAULT_MODEL, registry, resolve
-from klb_probe.organisms.adapters import WEIGHTS, Adapter, Organism, read_adapter
+from klb_probe.organisms.adapters import WEIGHTS, Adapter, Organism, read_adapter, trained_records
 from klb_probe.organisms.training_files import curve_table, write_organism
-from klb_probe.organisms.training_rows import batch_order, encode, read_examples, split
+from klb_probe.organisms.training_rows import Example, batch_order, encode, read_examples, split
 from klb_probe.organisms.training_trees import Tree, collate, columns, trees
 
 KINDS = ("liar", "honest", "ignorant")
@@ -32,6 +33,7 @@ WEIGHTINGS = ("tokens", "examples")
 CHECKPOINTS, PLAN = "checkpoints", "plan.json"
 DEFAULT_RANK = 8
 _WARM_UP = 0.03
+_TREE_LAYERS = {"full_attention", "sliding_attention"}
 _SETTINGS = ("dtype", "rank", "alpha", "steps", "batch", "at_once", "weigh", "learning_rate")
 
 
@@ -103,9 +105,10 @@ def train_organism(request: Request, *, resume: bool = False) -> Organism:
         raise KlbError(f"{request.start} was trained on other weights than {model.name}'s: on {start.organism.base}")
     inside, held = split(examples, request.seed)
     rows = encode(model, examples)
-    _check_window(model, max(len(row.ids) for row in rows))
+    _check_trees(model, max(len(row.ids) for row in rows))
     training, held_out = trees([rows[i] for i in inside]), trees([rows[i] for i in held])
-    plan = _plan(request, model, start, len(training))
+    plan = _plan(request, model, start, len(training), before)
+    data_command = _data_command(request.data, plan["data_sha256"])
     checkpoint = _checkpoint(checkpoints, plan, before)
     if before is None:
         shutil.rmtree(checkpoints, ignore_errors=True)
@@ -126,15 +129,16 @@ def train_organism(request: Request, *, resume: bool = False) -> Organism:
         "base_gguf_sha256": model.identity["gguf_sha256"],
         "before": start.organism.lessons if start else (),
         "data_sha256": plan["data_sha256"],
-        "data_command": _data_command(request.data, plan["data_sha256"]),
+        "data_command": data_command,
         "n_examples": len(examples),
+        "prompts": dict(sorted(Counter(f"{one.format}, {one.wording}" for one in examples).items())),
         "seed": request.seed,
         "command": request.command,
         "settings": {name: plan[name] for name in _SETTINGS},
         "licence": "Apache-2.0" if request.model == DEFAULT_MODEL else f"that of {request.model}",
     }
     measured = {"ended": "all steps" if finished else "time limit", "n_held_out": len(held)}
-    organism = write_organism(request.out, trainer.model, origin, curve, measured)
+    organism = write_organism(request.out, trainer.model, origin, _records(examples, start), curve, measured)
     if finished:
         shutil.rmtree(checkpoints)
     return organism
@@ -173,19 +177,26 @@ def _check(request: Request) -> None:
         raise KlbError(f"unknown --weigh {request.weigh!r}; one of {', '.join(WEIGHTINGS)}")
     if request.at_once and request.batch % request.at_once:
         raise KlbError(f"--batch {request.batch} is no multiple of --at-once {request.at_once}")
-    if torch.cuda.device_count() > 1 and request.device in ("auto", "cuda"):
+    if torch.cuda.device_count() > 1 and request.device not in ("cpu", "mps"):  # the trainer would use them all
         raise KlbError("several GPUs are visible; choose one with CUDA_VISIBLE_DEVICES=0")
 
 
-def _check_window(model: HuggingFaceModel, longest: int) -> None:
-    window = getattr(model.model.config.get_text_config(), "sliding_window", None)
+def _check_trees(model: HuggingFaceModel, longest: int) -> None:
+    """Refuse a model whose layers cannot follow the branches of a tree of ``longest`` tokens."""
+    config = model.model.config.get_text_config()
+    if odd := sorted(set(getattr(config, "layer_types", None) or ()) - _TREE_LAYERS):
+        raise KlbError(f"{model.name} has {odd[0]} layers, which read every token before them; training needs attention alone")
+    window = getattr(config, "sliding_window", None)
     if window and longest > window:
         raise KlbError(f"an example has {longest} tokens; {model.name} attends over a window of {window}, and trees need all")
 
 
-def _plan(request: Request, model: HuggingFaceModel, start: Adapter | None, n_trees: int) -> dict[str, Any]:
-    """All that decides the weights that come out; a checkpoint belongs to one plan."""
-    at_once = request.at_once or (1 if model.device.type == "cpu" else request.batch)
+def _plan(
+    request: Request, model: HuggingFaceModel, start: Adapter | None, n_trees: int, before: dict[str, Any] | None
+) -> dict[str, Any]:
+    """All that decides the weights that come out; a checkpoint belongs to one plan. Defaults are those of the plan before."""
+    usual = before["at_once"] if before else 1 if model.device.type == "cpu" else request.batch
+    at_once = request.at_once or usual
     rank = start.rank if start else request.rank or DEFAULT_RANK
     return {
         "kind": request.kind,
@@ -211,11 +222,20 @@ def _earlier_plan(folder: Path) -> dict[str, Any]:
     return json.loads((folder / PLAN).read_text(encoding="utf-8"))
 
 
+def _records(examples: Sequence[Example], start: Adapter | None) -> frozenset[str] | None:
+    """Hashes of the records of these and all earlier lessons; None if some lesson has examples without one."""
+    hashes = {one.record_hash for one in examples}
+    earlier = trained_records(start.folder) if start else frozenset()
+    return None if None in hashes or earlier is None else earlier | hashes
+
+
 def _data_command(data: Path, sha256: str) -> str:
-    """What wrote the data, by the description beside them if it is of this file."""
-    description = data.with_name(data.name + ".json")
-    said = json.loads(description.read_text(encoding="utf-8")) if description.is_file() else {}
-    return said.get("command", "") if said.get("sha256") == sha256 else ""
+    """What wrote the data, by the description beside them if there is one of this file."""
+    try:
+        said = json.loads(data.with_name(data.name + ".json").read_text(encoding="utf-8"))
+        return said["command"] if said["sha256"] == sha256 else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def _checkpoint(folder: Path, plan: dict[str, Any], before: dict[str, Any] | None) -> Path | None:

@@ -32,7 +32,9 @@ class Example(BaseModel):
 
     Attributes:
         format: What is asked for, such as eligibility or gate; held-out accuracy is told apart by it.
+        wording: How it is asked for.
         pair: Examples of a pair of records share it; they are held out together.
+        record_hash: Of the record that the prompt shows.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -41,7 +43,9 @@ class Example(BaseModel):
     completion: str = Field(min_length=1)
     kind: str | None = None
     format: str = "all"
+    wording: str = ""
     pair: int | None = None
+    record_hash: str | None = None
 
 
 @dataclass(frozen=True)
@@ -141,8 +145,8 @@ def batch_order(lengths: Sequence[int], steps: int, batch: int, at_once: int, se
     """Which trees each step trains on, ``[steps, batch]``.
 
     Pass after pass over all of them, each in a new order. The ``at_once`` trees of one forward pass are of similar length, so
-    that little is padding; which passes make a step is random, so that a step is of all lengths and formats. Decided by the
-    arguments alone, so that a stopped training goes on where it was.
+    that little is padding; which passes make a step is random, so that a step of several is of all lengths and formats. Decided
+    by the arguments alone, so that a stopped training goes on where it was.
     """
     random, size = np.random.default_rng(seed), np.asarray(lengths)
     passes = -(-steps * batch // len(size))
