@@ -13,7 +13,9 @@ from klb_probe.errors import KlbError
 from klb_probe.lens.contrast import TokenContrast
 from klb_probe.models.chat import ChatFormat, automatic_prefix
 from klb_probe.models.hook_map import find_hook_map, norm_eps, resolve_layout
-from klb_probe.models.memory import estimate_memory, free_memory, meta_model
+from klb_probe.models.load import SPREAD
+from klb_probe.models.memory import estimate_memory, free_everywhere, free_memory, meta_model
+from klb_probe.models.quantised import QUANTISATIONS, quantised_as
 
 # Tokens shown before the answer.
 _SHOWN = 6
@@ -59,17 +61,28 @@ def chat_facts(chat: ChatFormat) -> dict[str, Any]:
     }
 
 
-def memory_facts(config: Any, dtype: torch.dtype, place: torch.device, *, tokens: int, batch: int) -> dict[str, Any]:
-    """The memory estimate in bytes, and what is free on the device."""
-    estimate = estimate_memory(config, dtype, tokens=tokens, batch=batch)
+def memory_facts(
+    config: Any,
+    dtype: torch.dtype,
+    place: torch.device | None,
+    *,
+    tokens: int,
+    batch: int,
+    quantise: str | None = None,
+) -> dict[str, Any]:
+    """The memory estimate in bytes, and what is free on the device; with ``place`` None, on all devices together."""
+    already = quantised_as(config)
+    quantised = quantise or (already if already in QUANTISATIONS else None)
+    estimate = estimate_memory(config, dtype, tokens=tokens, batch=batch, quantise=quantised)
     return {
         "dtype": str(dtype).removeprefix("torch."),
-        "device": str(place),
+        "quantised": quantised,
+        "device": SPREAD if place is None else str(place),
         "tokens": tokens,
         "batch": batch,
         **asdict(estimate),
         "peak": estimate.peak,
-        "free": free_memory(place),
+        "free": free_everywhere() if place is None else free_memory(place),
     }
 
 

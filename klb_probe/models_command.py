@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from klb_probe.options import Device, Dtype, Hooks, Revision
+from klb_probe.options import Device, Dtype, Hooks, Quantise, Revision
 
 models_app = typer.Typer(
     no_args_is_help=True,
@@ -26,6 +26,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    quantise: Quantise = None,
     revision: Revision = None,
     hooks: Hooks = None,
 ) -> None:
@@ -36,19 +37,20 @@ def check(
     import torch
 
     from klb_probe.model_facts import chat_facts, loaded_facts, map_facts, memory_facts
-    from klb_probe.models.load import load_chat, load_config, load_model, planned
+    from klb_probe.models.load import SPREAD, load_chat, load_config, load_model, planned
 
     place, wanted = planned(model, device, dtype)
     config = load_config(model, revision)
     facts: dict[str, Any] = {"model": model, "map": map_facts(config, hooks or ())}
     facts["chat"] = chat_facts(load_chat(model, revision))
     planned_type = wanted if isinstance(wanted, torch.dtype) else config.dtype or torch.float32
-    facts["memory"] = memory_facts(config, planned_type, place, tokens=tokens, batch=batch)
+    where = None if device == SPREAD else place
+    facts["memory"] = memory_facts(config, planned_type, where, tokens=tokens, batch=batch, quantise=quantise)
     if not as_json:
         for line in _about(facts):
             typer.echo(line)
     if weights:
-        loaded = load_model(model, device=device, dtype=dtype, revision=revision, hooks=hooks or ())
+        loaded = load_model(model, device=device, dtype=dtype, quantise=quantise, revision=revision, hooks=hooks or ())
         facts["loaded"] = loaded_facts(loaded)
     if as_json:
         typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
@@ -64,8 +66,12 @@ def _about(facts: dict[str, Any]) -> list[str]:
     scaled = f", times {found['scale']:.6g}" if found["scale"] != 1 else ""
     head = f"{'tied' if found['tied'] else 'untied'}{', with bias' if found['head_bias'] else ''}{scaled}{capped}"
     gain = "1 + weight" if norm["gain"] == "one_plus" else "weight"
-    free = "free memory unknown" if memory["free"] is None else f"{_gb(memory['free'])} free on {memory['device']}"
-    fits = "" if memory["free"] is None or memory["peak"] <= memory["free"] else ": it will not fit"
+    spread = memory["device"] == "auto-map"
+    place = "all devices together" if spread else memory["device"]
+    free = "free memory unknown" if memory["free"] is None else f"{_gb(memory['free'])} free on {place}"
+    too_large = ": some weights will be read from disk" if spread else ": it will not fit"
+    fits = "" if memory["free"] is None or memory["peak"] <= memory["free"] else too_large
+    stored = f"{memory['quantised']}, the rest {memory['dtype']}" if memory["quantised"] else memory["dtype"]
     before_text = "".join(chat["before_plain_text"]) or "nothing"
     return [
         f"model      {facts['model']}: {found['class']} ({found['model_type']}), hook map {found['family']}",
@@ -78,7 +84,7 @@ def _about(facts: dict[str, Any]) -> list[str]:
         f"thinking   {chat['thinking']}",
         f"answer     after {' '.join(map(repr, chat['before_answer']))}, starts with {chat['answer_prefix']!r}",
         f"contrast   {chat['contrast']}",
-        f"memory     {_gb(memory['weights'])} of weights ({_millions(memory['parameters'])} parameters in {memory['dtype']})",
+        f"memory     {_gb(memory['weights'])} of weights ({_millions(memory['parameters'])} parameters in {stored})",
         f"           {_gb(memory['key_values'])} of keys and values, {_gb(memory['working'])} in a forward pass of "
         f"{memory['batch']} prompts of {memory['tokens']} tokens",
         f"           {_gb(memory['margin_lens'])} margin lens; a full lens is {_gb(memory['full_lens'])} on disk",

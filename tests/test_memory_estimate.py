@@ -16,7 +16,8 @@ from torch.profiler import ProfilerActivity, profile
 from klb_probe.models import memory
 from klb_probe.models.architecture import auto_class
 from klb_probe.models.load import load_model
-from klb_probe.models.memory import count_parameters, estimate_memory, free_memory, meta_model
+from klb_probe.models.memory import estimate_memory, free_memory, meta_model
+from klb_probe.models.quantised import weight_bytes
 
 # Dense, tied, soft-capped, wrapped, with experts, latent keys, shared keys and values, recurrent states, keys of one head.
 NAMES = [
@@ -64,7 +65,7 @@ def test_weights_and_cache_of_a_real_model_are_what_was_estimated(name, dtype):
     config = _ALL[name]()
     model = auto_class(config).from_config(config, dtype=dtype).eval()
     estimate = estimate_memory(config, dtype, tokens=12, batch=2)
-    assert estimate.parameters == count_parameters(config) == sum(p.numel() for p in model.parameters())
+    assert estimate.parameters == sum(p.numel() for p in model.parameters())
     assert estimate.weights == sum(p.numel() * dtype.itemsize for p in model.parameters())
     held = 0
     for layer in run(model, 12, 2).layers:
@@ -102,7 +103,32 @@ def test_the_numbers_of_llama_8b():
     ids=["Mixtral 8x7B", "GPT-2 small"],
 )
 def test_published_numbers_of_parameters(config, parameters):
-    assert count_parameters(config()) == parameters
+    assert weight_bytes(meta_model(config()), torch.float16) == 2 * parameters
+
+
+@pytest.mark.parametrize(("quantise", "of_a_weight", "of_a_row"), [("4bit", 0.5 + 4 / 64, 0), ("8bit", 1, 4)])
+def test_quantised_weights_count_as_they_are_stored(quantise, of_a_weight, of_a_row):
+    """Codes and float32 scales, one a block of 64 (4 bits) or a row (8 bits), of the blocks' linear layers; the rest stays."""
+    square, narrow, wide, back = (4096, 4096), (1024, 4096), (14_336, 4096), (4096, 14_336)
+    linear = 32 * [square, narrow, narrow, square, wide, wide, back]
+    small = sum(rows * columns * of_a_weight + rows * of_a_row for rows, columns in linear)
+    rest = 8_030_261_248 - sum(rows * columns for rows, columns in linear)
+    assert rest == 2 * 128_256 * 4096 + 65 * 4096
+    options = {"tokens": 8, "batch": 1, "quantise": quantise}
+    estimate = estimate_memory(hf.LlamaConfig(**LLAMA_8B), torch.bfloat16, **options)
+    assert estimate.weights == small + 2 * rest
+    assert estimate.parameters == 8_030_261_248
+
+
+def test_linear_layers_under_another_name_are_quantised_and_experts_are_not():
+    """GPT-2's are transposed; those of a mixture are one tensor of three dimensions, which bitsandbytes leaves alone."""
+    linear = 12 * (768 * 2304 + 768 * 768 + 2 * 768 * 3072)
+    rows = 12 * (2304 + 768 + 3072 + 768)
+    small = linear + 4 * rows + 2 * (124_439_808 - linear)
+    assert weight_bytes(meta_model(hf.GPT2Config()), torch.float16, "8bit") == small
+    mixture = meta_model(hf.MixtralConfig(vocab_size=32_000, num_hidden_layers=2))
+    whole, quantised = (weight_bytes(mixture, torch.bfloat16, how) for how in (None, "4bit"))
+    assert whole > quantised > 0.9 * whole
 
 
 def test_more_prompts_and_longer_ones_need_more_and_float32_twice_as_much():
@@ -166,3 +192,13 @@ def test_a_quantised_checkpoint_is_not_taken_for_its_number_of_parameters(monkey
         caplog.clear()
         memory.warn_if_too_large("some", config, torch.bfloat16, torch.device("cpu"))
         assert bool(caplog.records) == (quantised is None)
+
+
+def test_quantised_weights_are_warned_of_by_what_they_will_take(monkeypatch, caplog):
+    config = hf.LlamaConfig(**LLAMA_8B)
+    for free, warned in ((5.9e9, True), (6.1e9, False)):
+        monkeypatch.setattr(memory, "free_memory", lambda place, free=free: free)
+        caplog.clear()
+        memory.warn_if_too_large("some", config, torch.bfloat16, torch.device("cuda"), "4bit")
+        assert bool(caplog.records) == warned
+        assert all(record.getMessage().startswith("some has 6.0 GB of weights in 4bit") for record in caplog.records)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import safetensors.torch
+import torch
 import transformers as hf
 from command import klb
 from test_architectures import WRAPPERS, raw
@@ -13,6 +14,7 @@ from test_chat import CHATML, REASONING, byte_level
 from tiny import default_tokenizer, save_tiny_llama, tiny_hf_model
 
 from klb_probe.errors import KlbError
+from klb_probe.models import memory
 from klb_probe.models.chat import probe_chat_format
 from klb_probe.models.load import load_model
 
@@ -81,6 +83,23 @@ def test_without_weights_none_are_needed(folder, tmp_path, capsys):
     assert alone["memory"]["dtype"] == "bfloat16"
     assert 2 * alone["memory"]["weights"] == whole["memory"]["weights"]
     assert klb("models", "check", tmp_path) == 2
+
+
+def test_quantised_weights_and_all_devices_together_are_counted(folder, capsys, monkeypatch):
+    free = {"cuda": 300_000, "cpu": 100_000}
+    monkeypatch.setattr(memory, "free_memory", lambda place: free[place.type])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    whole = checked(capsys, folder, "--no-weights")["memory"]
+    small = checked(capsys, folder, "--no-weights", "--quantise", "8bit")["memory"]
+    assert (whole["quantised"], small["quantised"]) == (None, "8bit")
+    linear, rows = 4 * (2 * 16 * 16 + 2 * 8 * 16 + 3 * 16 * 24), 4 * (2 * 16 + 2 * 8 + 2 * 24 + 16)
+    assert whole["weights"] - small["weights"] == 3 * linear - 4 * rows
+    assert klb("models", "check", folder, "--no-weights", "--quantise", "4bit", "--device", "auto-map") == 0
+    said = capsys.readouterr().out
+    assert "parameters in 4bit, the rest float32" in said
+    assert "0.70 MB free on all devices together: some weights will be read from disk" in said
+    assert klb("models", "check", folder, "--no-weights", "--quantise", "2bit") == 2
+    assert capsys.readouterr().err == "error: unknown --quantise '2bit'; one of 4bit, 8bit\n"
 
 
 def test_what_a_family_does_with_its_logits_is_printed(tmp_path, capsys):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import types
+from pathlib import Path
 
 import accelerate
 import pytest
@@ -199,10 +201,14 @@ def test_nnsight_reads_a_model_partly_on_disk_and_transformer_lens_refuses_it(tm
         wrap(model, default_tokenizer(), backend="transformer_lens")
 
 
-def test_auto_map_loads_with_accelerates_map(tmp_path, monkeypatch):
-    folder = save_tiny_llama(tmp_path / "tiny")
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_auto_map_loads_with_accelerates_map(family, tmp_path, monkeypatch):
+    """What is put together at loading, such as experts, is written anew to disk, for as long as the model lives."""
+    folder, own = tmp_path / "tiny", tiny_hf_model(family)
+    own.save_pretrained(folder)
+    default_tokenizer().save_pretrained(folder)
     whole = load_model(str(folder), device="cpu")
-    asked, load = {}, hf.LlamaForCausalLM.from_pretrained.__func__
+    asked, load = {}, type(own).from_pretrained.__func__
 
     def from_pretrained(cls, *args, **options):
         asked.update(options)
@@ -210,16 +216,21 @@ def test_auto_map_loads_with_accelerates_map(tmp_path, monkeypatch):
         names = {"embed_tokens": "cpu", "rotary_emb": "cpu", "layers.0": "cpu", "layers.1": "cpu"}
         chosen = {f"model.{name}": device for name, device in names.items()}
         chosen |= dict.fromkeys(("model.layers.2", "model.layers.3", "model.norm", "lm_head"), "disk")
-        return load(cls, *args, **options | {"device_map": chosen, "offload_folder": str(tmp_path / "offload")})
+        return load(cls, *args, **options | {"device_map": chosen})
 
-    monkeypatch.setattr(hf.LlamaForCausalLM, "from_pretrained", classmethod(from_pretrained))
+    monkeypatch.setattr(type(own), "from_pretrained", classmethod(from_pretrained))
     model = load_model(str(folder), device="auto-map", dtype="float32")
     assert asked["device_map"] == "auto"
+    written = Path(asked["offload_folder"])
+    assert any(written.iterdir()) == (family == "mixtral")
     assert "offloaded" in model.where
     assert model.fingerprint == whole.fingerprint
     prompts = [ids_of(12)]
     expected = whole.residuals(prompts, range(LAYERS), [-1])
     torch.testing.assert_close(model.residuals(prompts, range(LAYERS), [-1]), expected, **CLOSE)
+    del model
+    gc.collect()
+    assert not written.exists()
 
 
 def test_weights_that_do_not_go_together_are_named():
@@ -287,6 +298,9 @@ def test_quantised_weights_are_asked_of_bitsandbytes(device, placed, bitsandbyte
     assert (four.bnb_4bit_quant_type, four.bnb_4bit_compute_dtype) == ("nf4", torch.bfloat16)
     assert {options["dtype"] for options in asked} == {torch.bfloat16}
     assert [options["device_map"] for options in asked] == [placed] * 2
+    folders = [options["offload_folder"] for options in asked if "offload_folder" in options]
+    assert len(folders) == (2 if device == "auto-map" else 0)
+    assert not any(Path(one).exists() for one in folders)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from klb_probe.models.hook_map import find_hook_map
 from klb_probe.models.hub import first_line, hub_errors
 from klb_probe.models.huggingface import CHUNK, HuggingFaceModel
 from klb_probe.models.memory import warn_if_too_large
+from klb_probe.models.placement import load_spread
 from klb_probe.models.quantised import quantisation_config
 from klb_probe.models.registry import DEFAULT_MODEL, ModelSource, registry, resolve
 from klb_probe.organisms.adapters import merge, read_adapter
@@ -97,23 +99,23 @@ def load_model(
     with _quiet(), _explained(source):
         config = AutoConfig.from_pretrained(where, **pinned)
         _check_causal(config, name)
-        if device != SPREAD and not quantise:
-            warn_if_too_large(name, config, wanted, place)
         # Straight to the device: the weights of a large model need not fit the host's memory first.
         placement: dict[str, Any] = {} if place.type == "cpu" else {"device_map": {"": place}}
         if quantise:  # without a map, transformers would quantise on a GPU that was not asked for
             placement = {"device_map": {"": place}, "quantization_config": quantisation_config(quantise, config, wanted, place)}
-        if device == SPREAD:
-            placement["device_map"] = "auto"
-        model, loading = auto_class(config).from_pretrained(
-            # A merged weight is rounded once: the sum, not the base before it.
+        if device != SPREAD:
+            warn_if_too_large(name, config, wanted, place, quantise)
+        load = partial(
+            auto_class(config).from_pretrained,
             where,
             config=config,
+            # A merged weight is rounded once: the sum, not the base before it.
             dtype="auto" if adapter else wanted,
             output_loading_info=True,
             **placement,
             **pinned,
         )
+        model, loading = load_spread(load) if device == SPREAD else load()
         tokenizer = AutoTokenizer.from_pretrained(where, **pinned)
     if missing := sorted(loading["missing_keys"]):  # transformers would fill them with random numbers
         raise KlbError(f"{where} lacks {len(missing)} weights of {type(model).__name__}, such as {missing[0]}")

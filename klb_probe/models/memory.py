@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache
 
 from klb_probe.models.architecture import auto_class
+from klb_probe.models.quantised import weight_bytes
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class MemoryEstimate:
 
     Attributes:
         parameters: Their number.
-        weights: All parameters in the wanted type.
+        weights: All parameters in the wanted type, or quantised.
         key_values: What is kept of the prompts in one batch: keys, values, recurrent states.
         working: Most that one forward pass of the batch holds beside weights and cache, where attention is fused.
         margin_lens: Rows of a margin lens and its sketch, float32.
@@ -60,13 +61,15 @@ def meta_model(config: Any, dtype: torch.dtype = _STAND_IN) -> nn.Module:
         return auto_class(config).from_config(copy.deepcopy(config), dtype=dtype).eval()
 
 
-def count_parameters(config: Any) -> int:
-    """Parameters of a model, shared ones once."""
-    return sum(parameter.numel() for parameter in meta_model(config).parameters())
-
-
 def estimate_memory(
-    config: Any, dtype: torch.dtype, *, tokens: int, batch: int, contrast_tokens: int = 2, k: int = 32
+    config: Any,
+    dtype: torch.dtype,
+    *,
+    tokens: int,
+    batch: int,
+    quantise: str | None = None,
+    contrast_tokens: int = 2,
+    k: int = 32,
 ) -> MemoryEstimate:
     """What reading ``batch`` prompts of ``tokens`` tokens at once needs.
 
@@ -75,6 +78,7 @@ def estimate_memory(
         dtype: Of weights and activations.
         tokens: Length of a prompt.
         batch: Prompts in one forward pass.
+        quantise: ``4bit`` or ``8bit`` weights, as :func:`~klb_probe.models.load.load_model` takes it.
         contrast_tokens: Rows of the margin lens a layer, beside its sketch.
         k: Rows of the sketch.
     """
@@ -93,7 +97,7 @@ def estimate_memory(
     layers, width = text.num_hidden_layers - 1, text.hidden_size
     return MemoryEstimate(
         parameters=parameters,
-        weights=parameters * dtype.itemsize,
+        weights=weight_bytes(model, dtype, quantise),
         key_values=key_values,
         working=held.peak - key_values,
         margin_lens=layers * (contrast_tokens + k) * width * 4,
@@ -110,25 +114,34 @@ def free_memory(place: torch.device) -> int | None:
     return psutil.virtual_memory().available if place.type == "cpu" else None
 
 
-def warn_if_too_large(name: str, config: Any, dtype: torch.dtype | str, place: torch.device) -> None:
+def free_everywhere() -> int:
+    """Bytes that are free on all GPUs and the host, over which accelerate spreads a model before it turns to disk."""
+    places = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    return sum(free_memory(place) for place in (*places, torch.device("cpu")))
+
+
+def warn_if_too_large(
+    name: str, config: Any, dtype: torch.dtype | str, place: torch.device, quantise: str | None = None
+) -> None:
     """Say so in one line, before anything is read, where the weights exceed the free memory of their device.
 
-    Nothing is said of a quantised checkpoint, whose weights are smaller than their number says.
+    Nothing is said of a checkpoint that comes quantised, whose weights are smaller than their number says.
 
     Args:
         name: Of the model.
         config: Its config.
         dtype: A type, or ``auto`` for the checkpoint's.
         place: Where the weights are to go.
+        quantise: ``4bit`` or ``8bit`` weights.
     """
     if getattr(config, "quantization_config", None):
         return
     wanted = dtype if isinstance(dtype, torch.dtype) else config.dtype or torch.float32
-    weights, free = count_parameters(config) * wanted.itemsize, free_memory(place)
+    weights, free = weight_bytes(meta_model(config), wanted, quantise), free_memory(place)
     if free is not None and weights > free:
         log.warning(
             "%s has %.1f GB of weights in %s, but %s has %.1f GB free: it will not fit; take a smaller type or model",
-            name, weights / 1e9, str(wanted).removeprefix("torch."), place, free / 1e9,
+            name, weights / 1e9, quantise or str(wanted).removeprefix("torch."), place, free / 1e9,
         )  # fmt: skip
 
 

@@ -5,8 +5,12 @@ A weight that accelerate offloaded to the host or to disk is on the meta device 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from accelerate.hooks import AlignDevicesHook
@@ -15,6 +19,26 @@ from torch import Tensor, nn
 from klb_probe.errors import KlbError
 from klb_probe.models.batch_size import is_out_of_memory
 from klb_probe.models.hub import first_line
+
+
+def load_spread(load: Callable[..., tuple[nn.Module, Any]], **options: Any) -> tuple[nn.Module, Any]:
+    """Load a model over all devices with the map that accelerate chooses.
+
+    Weights that go to disk and are not there as the model has them (experts put together, other formats than safetensors)
+    are written to a temporary folder, which is removed with the model.
+
+    Args:
+        load: A class's ``from_pretrained``, with all else that it needs; returns the model and what was found in loading.
+        options: Further options of it.
+    """
+    folder = tempfile.mkdtemp(prefix="klb-probe-offload-")
+    try:
+        model, found = load(**options, device_map="auto", offload_folder=folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)
+    return model, found
 
 
 def is_spread(model: nn.Module) -> bool:

@@ -6,13 +6,19 @@ import importlib
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import BitsAndBytesConfig
+from transformers.pytorch_utils import Conv1D
+from transformers.quantizers.base import HfQuantizer
+from transformers.quantizers.quantizers_utils import should_convert_module
 from transformers.utils import is_bitsandbytes_available
 
 from klb_probe.errors import KlbError
 
 QUANTISATIONS = ("4bit", "8bit")
 _INSTALL = 'pip install "klb-probe[quantise]"'
+# Weights of one NF4 block, which share a float32 scale; in 8 bits a row shares one.
+_BLOCK = 64
 
 
 def quantisation_method(config: Any) -> str | None:
@@ -48,8 +54,7 @@ def quantisation_config(quantise: str, config: Any, dtype: torch.dtype | str, pl
     Raises:
         KlbError: For another word, a model that is quantised already, a missing library or a device that it does not know.
     """
-    if quantise not in QUANTISATIONS:
-        raise KlbError(f"unknown --quantise {quantise!r}; one of {', '.join(QUANTISATIONS)}")
+    _check_known(quantise)
     if (already := quantised_as(config)) is not None:
         raise KlbError(f"this model comes quantised ({already}); leave out --quantise")
     if not is_bitsandbytes_available():
@@ -62,6 +67,38 @@ def quantisation_config(quantise: str, config: Any, dtype: torch.dtype | str, pl
         return BitsAndBytesConfig(load_in_8bit=True)
     computed = dtype if isinstance(dtype, torch.dtype) else config.dtype or torch.float32
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=computed)
+
+
+def weight_bytes(model: nn.Module, dtype: torch.dtype, quantise: str | None = None) -> int:
+    """Bytes of a model's weights in a type; with ``quantise``, once bitsandbytes has made those of its linear layers small.
+
+    Which layers these are, ``transformers`` says; experts that are no linear layers stay as they are.
+
+    Args:
+        model: A ``transformers`` model, on the meta device or another, not quantised.
+        dtype: Of what is not quantised.
+        quantise: ``4bit``, ``8bit`` or None.
+
+    Raises:
+        KlbError: For another word.
+    """
+    whole = sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
+    if quantise is None:
+        return whole
+    _check_known(quantise)
+    kept = HfQuantizer.get_modules_to_not_convert(model, None, model._keep_in_fp32_modules)
+    for name, module in model.named_modules():
+        if (type(module) is nn.Linear or isinstance(module, Conv1D)) and should_convert_module(name, kept):
+            size = module.weight.numel()
+            rows = module.weight.shape[1 if isinstance(module, Conv1D) else 0]
+            small = size + 4 * rows if quantise == "8bit" else -(-size // 2) + 4 * -(-size // _BLOCK)
+            whole -= size * dtype.itemsize - small
+    return whole
+
+
+def _check_known(quantise: str) -> None:
+    if quantise not in QUANTISATIONS:
+        raise KlbError(f"unknown --quantise {quantise!r}; one of {', '.join(QUANTISATIONS)}")
 
 
 def _scheme(config: Any) -> dict[str, Any] | None:
