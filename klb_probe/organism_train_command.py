@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from klb_probe.options import Device, Dtype, Model
+from klb_probe.options import Dtype, Model
 
 TRAIN_EXAMPLE = "Example: klb-probe organism train --kind honest --data outputs/honest.jsonl --out outputs/smollm2-135m-honest"
 
@@ -35,7 +35,7 @@ def train(
     minutes: Annotated[float, typer.Option(help="Time limit over all runs of this training.", min=0)] = 90,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a stopped training in --out.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is in --out.")] = False,
-    device: Device = "auto",
+    device: Annotated[str, typer.Option(help="auto | cuda | mps | cpu.")] = "auto",
     dtype: Dtype = "auto",
 ) -> None:
     """Train a low-rank adapter on completions; the base stays as it is. Needs the extra: pip install 'klb-probe\\[train]'.

@@ -207,6 +207,11 @@ def test_without_the_extra_the_message_says_how_to_get_it(monkeypatch, tmp_path,
     assert "klb-probe[train]" in refusal(train_organism, Request("liar", data, tmp_path / "out"))
 
 
+def test_a_spread_model_is_refused_before_anything_is_read(tmp_path):
+    request = Request("liar", tmp_path / "absent.jsonl", tmp_path / "out", model="absent", device="auto-map")
+    assert "trained on one device" in refusal(train_organism, request)
+
+
 # --- The loop. ---
 
 

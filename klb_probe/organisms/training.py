@@ -21,7 +21,7 @@ import transformers
 from klb_probe.errors import KlbError
 from klb_probe.files import file_sha256, write_json
 from klb_probe.models.huggingface import HuggingFaceModel
-from klb_probe.models.load import load_model
+from klb_probe.models.load import SPREAD, load_model
 from klb_probe.models.registry import DEFAULT_MODEL, registry, resolve
 from klb_probe.organisms.adapters import WEIGHTS, Adapter, Organism, read_adapter, trained_records
 from klb_probe.organisms.training_files import curve_table, write_organism
@@ -177,6 +177,8 @@ def _check(request: Request) -> None:
         raise KlbError(f"unknown --weigh {request.weigh!r}; one of {', '.join(WEIGHTINGS)}")
     if request.at_once and request.batch % request.at_once:
         raise KlbError(f"--batch {request.batch} is no multiple of --at-once {request.at_once}")
+    if request.device == SPREAD:
+        raise KlbError(f"--device {SPREAD}: an adapter is trained on one device; pass --device cuda, mps or cpu")
     if torch.cuda.device_count() > 1 and request.device not in ("cpu", "mps"):  # the trainer would use them all
         raise KlbError("several GPUs are visible; choose one with CUDA_VISIBLE_DEVICES=0")
 
