@@ -102,7 +102,7 @@ def fit(
         raise KlbError(f"--until wants a cosine above 0 and up to 1, such as 0.99; got {until:g}")
     if kind not in ("margin", "full"):
         raise KlbError(f"unknown --kind {kind!r}; one of margin, full")
-    check_shard_options(shard, ray, workers)
+    check_shard_options(shard, ray, workers, device)
     if out is None and (kind == "full" or shard or ray):
         raise KlbError(f"a {'full lens' if kind == 'full' else 'shard' if shard else 'fit with --ray'} needs --out FILE")
     if out:
@@ -125,6 +125,8 @@ def _on_ray(asked: dict) -> None:
     from klb_probe.ray_workers import in_shards
 
     again = {name: asked[name] for name in ("workers", "device", "resume", "overwrite")}
+    # More workers than prompts would have nothing to fit on.
+    again["most"] = asked["n"]
     in_shards(_fit_shard, {"asked": asked}, asked["out"], partial(merge_files, command=_command(asked)), **again)
     typer.echo(f"{asked['out']}\nread with it: klb-probe jlens --model {asked['model']} --lens {asked['out']}")
 

@@ -37,16 +37,20 @@ Shard = Annotated[
 Ray = Annotated[
     bool, typer.Option("--ray", help="In shards on a Ray cluster (RAY_ADDRESS, else this machine), one worker a GPU.")
 ]
-Workers = Annotated[int | None, typer.Option("--workers", help="Workers of --ray (default: one a GPU).", min=1)]
+Workers = Annotated[
+    int | None, typer.Option("--workers", help="Workers of --ray (default: one a GPU; on CPUs it must be said).", min=1)
+]
 Domains = Annotated[str, typer.Option(help="Domains, with commas, or all.")]
 
 
-def check_shard_options(shard: str | None, ray: bool, workers: int | None) -> None:
+def check_shard_options(shard: str | None, ray: bool, workers: int | None, device: str) -> None:
     """KlbError for options that do not go together."""
     if shard and ray:
         raise KlbError("--ray makes its own shards; pass --shard or --ray, not both")
     if workers and not ray:
         raise KlbError("--workers are those of --ray; pass --ray too")
+    if ray and device == "cpu" and workers is None:
+        raise KlbError("--ray counts its workers by GPUs, and --device cpu takes none; pass --workers N too")
 
 
 def parse_names(text: str) -> list[str] | None:

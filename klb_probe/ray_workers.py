@@ -33,6 +33,7 @@ def in_shards(
     join: Callable[[Sequence[Path], Path], Any],
     *,
     workers: int | None = None,
+    most: int | None = None,
     device: str = "auto",
     resume: bool = False,
     overwrite: bool = False,
@@ -48,6 +49,7 @@ def in_shards(
         out: What is written in the end, a folder or a lens file.
         join: Makes ``out`` of the parts.
         workers: How many; by default one a GPU of the cluster.
+        most: Parts that the work has, where a shard without one would fail: there are no more workers than these.
         device: With ``cpu``, workers take no GPU.
         resume: Go on with the shards of a stopped call.
         overwrite: Drop the shards of a stopped call.
@@ -67,8 +69,7 @@ def in_shards(
     if overwrite:
         _drop(folder)
     with _cluster(ray):
-        resources = _resources(ray, workers, device)
-        count = workers or int(ray.cluster_resources()["GPU"])
+        count, resources = _workers(ray, workers, most, device)
         if resume and before - {count}:
             raise KlbError(f"{folder} holds shards of {max(before)} workers; pass --workers {max(before)}")
         shards = [Shard(i, count) for i in range(1, count + 1)]
@@ -105,15 +106,17 @@ def _cluster(ray: Any) -> Iterator[None]:
         ray.shutdown()
 
 
-def _resources(ray: Any, workers: int | None, device: str) -> dict[str, int]:
-    """What a worker takes of the cluster: a GPU, or its share of the CPUs, no more than one machine has."""
+def _workers(ray: Any, workers: int | None, most: int | None, device: str) -> tuple[int, dict[str, int]]:
+    """How many workers, and what one takes of the cluster: a GPU, or its share of the CPUs, no more than one machine has."""
     total = ray.cluster_resources()
-    if device != "cpu" and total.get("GPU", 0) >= 1:
-        return {"num_gpus": 1}
-    if workers is None:
+    gpus = 0 if device == "cpu" else int(total.get("GPU", 0))
+    if not (workers or gpus):
         raise KlbError("the cluster has no GPU to count workers by; pass --workers N for workers on CPUs")
+    count = min(workers or gpus, most or sys.maxsize)
+    if gpus:
+        return count, {"num_gpus": 1}
     largest = max(int(node["Resources"].get("CPU", 1)) for node in ray.nodes() if node["Alive"])
-    return {"num_cpus": max(1, min(int(total.get("CPU", 1)) // workers, largest))}
+    return count, {"num_cpus": max(1, min(int(total.get("CPU", 1)) // count, largest))}
 
 
 def _do(work: Callable[..., None], arguments: dict[str, Any], folder: str) -> None:

@@ -72,7 +72,7 @@ def rounds(
     from klb_probe.sharding import merge_signals, shard_record, walk_of, walks_of
     from klb_probe.signals.signals_file import MANIFEST, SIGNALS
 
-    check_shard_options(shard, ray, workers)
+    check_shard_options(shard, ray, workers, device)
     part = Part.parse(shard) if shard else None
     default = run / "signals.shards" / f"{part.index}-of-{part.count}" if part else run / "signals"
     folder = out or default

@@ -103,7 +103,7 @@ def run_dialogues_command(
     from klb_probe.outputs import check_folder, clear, default_folder, plain_argument
 
     given = {key: value for key, value in locals().items() if key in run_dialogues_command.__annotations__}
-    check_shard_options(shard, ray, workers)
+    check_shard_options(shard, ray, workers, device)
     if shard and out is None:
         raise KlbError("a shard needs --out FOLDER, one of its own")
     folder = out or default_folder("run", agent)

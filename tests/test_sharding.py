@@ -8,6 +8,7 @@ import signal
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -19,7 +20,7 @@ import klb_probe
 from klb_probe.dialogue.sidecar import read_turns
 from klb_probe.dialogue.trajectory import TrajectoryWriter, read_folder
 from klb_probe.errors import KlbError
-from klb_probe.ray_workers import in_shards
+from klb_probe.ray_workers import _workers, in_shards
 from klb_probe.run_command import run_dialogues_command
 from klb_probe.sharding import Shard, merge_runs
 
@@ -224,6 +225,7 @@ def test_the_same_from_python(shards, tmp_path):
         (("--shard", "1/2", "--ray"), "not both"),
         (("--workers", 2), "pass --ray too"),
         (("--ray", "--workers", 2), 'pip install "klb-probe[ray]"'),
+        (("--ray", "--device", "cpu"), "--device cpu takes none; pass --workers N"),
     ],
 )
 def test_mistakes_are_one_line_and_nothing_is_written(whole, model, extra, words, tmp_path, monkeypatch, capsys):
@@ -238,6 +240,30 @@ def test_mistakes_are_one_line_and_nothing_is_written(whole, model, extra, words
         assert words in error
         assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("gpus", "asked", "expected"),
+    [
+        (4, (None, None, "auto"), (4, {"num_gpus": 1})),
+        (4, (8, None, "cuda"), (8, {"num_gpus": 1})),
+        (4, (None, 3, "auto"), (3, {"num_gpus": 1})),
+        (4, (2, 3, "cpu"), (2, {"num_cpus": 8})),
+        (0, (9, 3, "auto"), (3, {"num_cpus": 5})),
+        (0, (40, None, "auto"), (40, {"num_cpus": 1})),
+    ],
+)
+def test_there_are_no_more_workers_than_parts_and_each_has_its_share(gpus, asked, expected):
+    """A cluster of two machines with 8 CPUs each, of which ray itself is not needed here."""
+    nodes = [{"Alive": True, "Resources": {"CPU": 8.0}}] * 2
+    total = {"CPU": 16.0} | ({"GPU": float(gpus)} if gpus else {})
+    assert _workers(SimpleNamespace(cluster_resources=lambda: total, nodes=lambda: nodes), *asked) == expected
+
+
+def test_workers_on_cpus_have_to_be_counted_by_hand():
+    cluster = SimpleNamespace(cluster_resources=lambda: {"CPU": 4.0})
+    with pytest.raises(KlbError, match="has no GPU to count workers by; pass --workers N"):
+        _workers(cluster, None, 3, "auto")
 
 
 # --- On a Ray cluster of two workers. ---
@@ -268,7 +294,7 @@ def test_ray_plays_reads_and_fits_as_one_process_does(ray, whole, model, tmp_pat
     )
     fit = ("fit", "--model", model, "--corpus", text, "--n", 4, "--max-len", 24, "--skip-first", 2, "--device", "cpu")
     assert klb(*fit, "--out", tmp_path / "one.margin.safetensors") == 0
-    assert klb(*fit, "--out", tmp_path / "two.margin.safetensors", *workers) == 0
+    assert klb(*fit, "--out", tmp_path / "two.margin.safetensors", "--ray", "--workers", 5) == 0  # of which one has no prompt
     one, two = (load_file(tmp_path / f"{name}.margin.safetensors") for name in ("one", "two"))
     for name in one:
         assert (one[name] - two[name]).abs().max() <= 1e-6 * one[name].abs().max()

@@ -110,6 +110,9 @@ class Fit:
         refuse_forward_only(model)
         self.model, self.corpus, self.contrast, self.options = model, corpus, contrast, options
         self.prompts = options.shard.of(corpus.prompts) if options.shard else corpus.prompts
+        if options.shard and not self.prompts:
+            n = len(corpus.prompts)
+            raise KlbError(f"shard {options.shard} has none of the {n} prompts of {corpus.source}; make {n} shards at most")
         self.target_layer = options.target_layer(model.n_layers)
         self.layers = options.source_layers(model.n_layers)
         self.readout = model.token_readout(contrast.token_ids)
