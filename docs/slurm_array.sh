@@ -1,5 +1,5 @@
 #!/bin/bash
-# A run, its readout, or a fit as a Slurm array: one task a shard, one GPU a task.
+# A run, its readout, or a fit as a Slurm array: one task a shard, counted from 1, one GPU a task.
 #
 #   sbatch --array=1-8 docs/slurm_array.sh run outputs/liar --agent llama-3.1-8b --judge rules
 #   sbatch --array=1-8 docs/slurm_array.sh rounds outputs/liar --model llama-3.1-8b
@@ -24,7 +24,8 @@
 #SBATCH --output=klb-probe-%A-%a.log
 set -euo pipefail
 
-command=$1 out=$2
+usage="usage: sbatch --array=1-N slurm_array.sh run|rounds|fit OUT OPTIONS"
+command=${1:?$usage} out=${2:?$usage}
 shift 2
 i=$SLURM_ARRAY_TASK_ID
 n=${SHARDS:-$SLURM_ARRAY_TASK_COUNT}
@@ -32,7 +33,8 @@ n=${SHARDS:-$SLURM_ARRAY_TASK_COUNT}
 # What is done already is kept: a run or a fit goes on with --resume, a readout that was not whole is read again.
 case $command in
   run)    exec klb-probe run --shard "$i/$n" --out "$out.shards/$i-of-$n" --resume "$@" ;;
-  fit)    exec klb-probe fit --shard "$i/$n" --out "$out.shards/$i-of-$n.${out##*.}" --resume "$@" ;;
+  fit)    part=$out.shards/$i-of-$n.${out##*.}
+          [ -e "$part" ] || exec klb-probe fit --shard "$i/$n" --out "$part" --resume "$@" ;;
   rounds) exec klb-probe rounds "$out" --shard "$i/$n" --overwrite "$@" ;;
-  *)      echo "usage: slurm_array.sh run|rounds|fit OUT OPTIONS" >&2; exit 2 ;;
+  *)      echo "$usage" >&2; exit 2 ;;
 esac

@@ -127,6 +127,7 @@ def _on_ray(asked: dict) -> None:
     again = {name: asked[name] for name in ("workers", "device", "resume", "overwrite")}
     # More workers than prompts would have nothing to fit on.
     again["most"] = asked["n"]
+    again["asked"] = _command(asked)
     in_shards(_fit_shard, {"asked": asked}, asked["out"], partial(merge_files, command=_command(asked)), **again)
     typer.echo(f"{asked['out']}\nread with it: klb-probe jlens --model {asked['model']} --lens {asked['out']}")
 

@@ -28,8 +28,10 @@ def merge(
         from klb_probe.fit import merge as merge_lenses
 
         return merge_lenses(shards, out, overwrite)
-    if any(path.resolve() == out.resolve() for path in shards):
-        raise KlbError(f"--out {out} is one of the shards; name another folder")
+    whole = out.resolve()
+    for shard in (path.resolve() for path in shards):
+        if shard == whole or whole in shard.parents or shard in whole.parents:
+            raise KlbError(f"--out {out} is, holds or lies in shard {shard}; name another folder, or rounds would count twice")
     check_folder(out, overwrite=overwrite)
     typer.echo(f"merged {len(shards)} shards: {merge_shards(shards, out)}\n{out}")
     return None

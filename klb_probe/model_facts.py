@@ -77,6 +77,7 @@ def memory_facts(
     return {
         "dtype": str(dtype).removeprefix("torch."),
         "quantised": quantised,
+        "comes_quantised": already if quantised is None else None,
         "device": SPREAD if place is None else str(place),
         "tokens": tokens,
         "batch": batch,

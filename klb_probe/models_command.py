@@ -70,6 +70,8 @@ def _about(facts: dict[str, Any]) -> list[str]:
     place = "all devices together" if spread else memory["device"]
     free = "free memory unknown" if memory["free"] is None else f"{_gb(memory['free'])} free on {place}"
     too_large = ": some weights will be read from disk" if spread else ": it will not fit"
+    if memory["comes_quantised"]:
+        too_large = f": less in fact, the checkpoint comes in {memory['comes_quantised']}"
     fits = "" if memory["free"] is None or memory["peak"] <= memory["free"] else too_large
     stored = f"{memory['quantised']}, the rest {memory['dtype']}" if memory["quantised"] else memory["dtype"]
     before_text = "".join(chat["before_plain_text"]) or "nothing"

@@ -49,6 +49,8 @@ def check_shard_options(shard: str | None, ray: bool, workers: int | None, devic
         raise KlbError("--ray makes its own shards; pass --shard or --ray, not both")
     if workers and not ray:
         raise KlbError("--workers are those of --ray; pass --ray too")
+    if ray and (device == "auto-map" or ":" in device):
+        raise KlbError(f"--ray gives each worker a GPU of its own; leave out --device {device}")
     if ray and device == "cpu" and workers is None:
         raise KlbError("--ray counts its workers by GPUs, and --device cpu takes none; pass --workers N too")
 

@@ -7,6 +7,7 @@ and a shared file system: shards are files, as those of Slurm tasks, and are mer
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import re
@@ -19,10 +20,12 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from klb_probe.errors import KlbError
+from klb_probe.files import write_json
 from klb_probe.outputs import check_writable
 from klb_probe.sharding import Shard
 
 RETRIES = 3
+PLAN = "plan.json"
 _PART = re.compile(r"\d+-of-(\d+)(\.|$)")
 
 
@@ -34,6 +37,7 @@ def in_shards(
     *,
     workers: int | None = None,
     most: int | None = None,
+    asked: Any,
     device: str = "auto",
     resume: bool = False,
     overwrite: bool = False,
@@ -49,6 +53,7 @@ def in_shards(
         out: What is written in the end, a folder or a lens file.
         join: Makes ``out`` of the parts.
         workers: How many; by default one a GPU of the cluster.
+        asked: What decides the result, as JSON takes it: shards of another call are not gone on with.
         most: Parts that the work has, where a shard without one would fail: there are no more workers than these.
         device: With ``cpu``, workers take no GPU.
         resume: Go on with the shards of a stopped call.
@@ -66,10 +71,14 @@ def in_shards(
         raise KlbError(f"{folder} holds shards of a stopped run; pass --overwrite to drop them (or --resume, if there is one)")
     if resume and not before and out.exists() and (out.is_file() or any(out.iterdir())):
         raise KlbError(f"{out} is there, and no shards to go on with in {folder}; pass --overwrite to start again")
-    if overwrite:
-        _drop(folder)
+    wanted = json.loads(json.dumps(asked, default=str))
+    if resume and before and _read_plan(folder) != wanted:
+        raise KlbError(f"{folder} holds shards of another call; give the same options, or --overwrite to drop them")
     with _cluster(ray):
         count, resources = _workers(ray, workers, most, device)
+        if overwrite:
+            _drop(folder)
+        write_json(folder / PLAN, wanted)
         if resume and before - {count}:
             raise KlbError(f"{folder} holds shards of {max(before)} workers; pass --workers {max(before)}")
         shards = [Shard(i, count) for i in range(1, count + 1)]
@@ -156,12 +165,17 @@ def _stopped(folder: Path) -> set[int]:
     return {int(match[1]) for path in folder.glob("*-of-*") if (match := _PART.match(path.name))}
 
 
+def _read_plan(folder: Path) -> Any:
+    path = folder / PLAN
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
 def _drop(folder: Path) -> None:
     """Remove parts, and their folder if nothing else is in it."""
     if not folder.is_dir():
         return
     for path in folder.iterdir():
-        if _PART.match(path.name):
+        if _PART.match(path.name) or path.name == PLAN:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     with contextlib.suppress(OSError):
         folder.rmdir()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from klb_probe.errors import KlbError
 from klb_probe.options import (
     Backend,
     Cases,
@@ -77,11 +79,17 @@ def rounds(
     default = run / "signals.shards" / f"{part.index}-of-{part.count}" if part else run / "signals"
     folder = out or default
     check_folder(folder, overwrite=overwrite)
+    if part and (folder / MANIFEST).exists():
+        there = json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get("shard", "the whole")
+        if there != shard:
+            raise KlbError(f"{folder} holds {there}; give shard {shard} a folder of its own")
     if ray:
         from klb_probe.ray_workers import in_shards
 
         again = {"ray": False, "workers": None, "overwrite": True}  # signals are in place only when whole
-        in_shards(rounds, {**given, **again}, folder, merge_signals, workers=workers, device=device, overwrite=overwrite)
+        asked = {name: value for name, value in given.items() if name not in ("workers", "device", "overwrite", "out")}
+        where = {"workers": workers, "device": device, "overwrite": overwrite}
+        in_shards(rounds, {**given, **again}, folder, merge_signals, asked=asked, **where)
         typer.echo(f"Files in {folder}: signals.parquet, signals.json")
         return
 

@@ -207,6 +207,7 @@ def _on_ray(given: dict[str, Any], folder: Path) -> None:
         raise KlbError("--signals cannot go on after a worker died; run without it, then klb-probe rounds --ray")
     part = {**given, "ray": False, "workers": None, "resume": True, "overwrite": False}
     again = {name: given[name] for name in ("workers", "device", "resume", "overwrite")}
+    again["asked"] = {name: value for name, value in given.items() if name not in (*again, "out")}
     in_shards(run_dialogues_command, part, folder, merge_runs, **again)
     typer.echo("\n".join(counts([row for file in read_folder(folder) for row in file.rows])))
     typer.echo(f"Score it: klb-probe score {folder}")

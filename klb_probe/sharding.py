@@ -105,9 +105,13 @@ def merge_runs(folders: Sequence[Path], out: Path) -> dict[str, Any]:
 
     parts = _parts(folders, RECORD, "klb-probe run", _OF_ONE_RUN_PART)
     files = _files_of(parts)
+    live = [(folder / "signals" / MANIFEST).exists() for folder, _ in parts]
+    if any(live) and not all(live):
+        raise KlbError(f"{parts[live.index(False)][0]} has no signals, and other shards have; read them with klb-probe rounds")
+    clear(out, [RECORD, *(path.name for kind in ("trajectories", "turns") for path in out.glob(f"{kind}_*.jsonl"))])
     for name, of_one_domain in files.items():
         _join_trajectories(of_one_domain, out / name)
-    if (parts[0][0] / "signals" / MANIFEST).exists():
+    if all(live):
         merge_signals([folder / "signals" for folder, _ in parts], out / "signals")
     else:
         clear(out / "signals", (SIGNALS, MANIFEST))  # of a run that is replaced
@@ -175,7 +179,14 @@ def _shared(record: dict[str, Any], own: Sequence[str]) -> dict[str, Any]:
     shared["shard"] = Shard.parse(record["shard"]).count
     if isinstance(lens := shared.get("lens"), dict):  # its hash says which, wherever it lies on a machine
         shared["lens"] = {key: value for key, value in lens.items() if key != "file"}
-    return shared
+    return _anywhere(shared)
+
+
+def _anywhere(said: Any) -> Any:
+    """A record without the number of its GPU: shards may be made on several of one machine."""
+    if isinstance(said, dict):
+        return {key: value.partition(":")[0] if key == "device" else _anywhere(value) for key, value in said.items()}
+    return said
 
 
 def _files_of(parts: Sequence[tuple[Path, dict[str, Any]]]) -> dict[str, list[Trajectories]]:
@@ -199,7 +210,7 @@ def _join_trajectories(files: Sequence[Trajectories], out: Path) -> None:
 
     metas = [{key: value for key, value in file.run_meta.items() if key != "shard"} for file in files]
     for file, meta in zip(files, metas, strict=True):
-        if meta != metas[0]:
+        if _anywhere(meta) != _anywhere(metas[0]):
             raise KlbError(f"{file.path} and {files[0].path} differ in their run_meta: not of one run")
     rows = [row for file in files for row in file.rows]
     sidecars = [path for file in files if (path := sidecar_path(file.path)).exists()]

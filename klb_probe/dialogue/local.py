@@ -83,7 +83,7 @@ class LocalPlayer:
             "fingerprint": self.model.fingerprint,
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": str(self.model.device),
-            "backend": self.model.backend,
+            **({} if self.model.backend == "huggingface" else {"backend": self.model.backend}),
             "chat": self.model.chat.style,
             **({} if thinking == "none" else {"thinking": thinking}),
             "seed": self._streams.seed,

@@ -39,7 +39,8 @@ def weights_fingerprint(samples: Mapping[str, Sample]) -> str:
 
 
 def settings_hash(config: Any, hook_map: HookMap) -> str:
-    """A hash of what decides residuals beside the weights: the text model's config and the hook map."""
+    """A hash of what decides residuals beside the weights: the text model's config and how its blocks are found."""
     deciding = {key: value for key, value in config.to_dict().items() if key not in _NOT_DECIDING}
-    said = json.dumps([deciding, hook_map.model_dump(mode="json")], sort_keys=True, default=str)
+    found = hook_map.model_dump(mode="json", exclude={"model_types"}, exclude_none=True)
+    said = json.dumps([deciding, found], sort_keys=True, default=str)
     return hashlib.sha256(said.encode()).hexdigest()

@@ -46,7 +46,8 @@ class HuggingFaceModel:
         >>> hook.remove()
 
     Attributes:
-        chunk: Most tokens of a prompt in one forward pass; a longer one is read piece by piece, with the same numbers.
+        chunk: Most tokens of a prompt in one forward pass; a longer one is read piece by piece, with the same numbers. Models
+            whose rotary frequencies depend on the length of what is read are always read whole.
     """
 
     backend = "huggingface"
@@ -60,6 +61,7 @@ class HuggingFaceModel:
         # Rounded weights give other margins: wherever the model is named, this is said.
         self.identity = identity if (mark := quantised_as(model.config)) is None else identity | {"quantised": mark}
         self.chunk = CHUNK
+        self._frequencies_change = _frequencies_change(model.config.get_text_config())
         self.layout = self._layout(hook_map)
         self.chat = probe_chat_format(tokenizer)
         self.n_layers = len(self.layout.blocks)
@@ -139,7 +141,7 @@ class HuggingFaceModel:
     ) -> Tensor:
         padded = {} if mask is None else {"attention_mask": mask.to(self.device), "position_ids": positions.to(self.device)}
         inputs = {self._cache_argument: cache, "use_cache": True, "logits_to_keep": 1, **padded}
-        pieces = ids.split(self.chunk, dim=1) if mask is None else [ids]
+        pieces = [ids] if mask is not None or self._frequencies_change else ids.split(self.chunk, dim=1)
         for piece in pieces:
             logits = self._run(self.model, piece.to(self.device), **inputs).logits[:, -1]
         if torch.isnan(logits).any():
@@ -155,7 +157,8 @@ class HuggingFaceModel:
     def _forward(
         self, ids: Tensor, layers: Sequence[int], positions: Tensor, token_ids: Sequence[int], **inputs: Any
     ) -> Capture:
-        if ids.shape[1] <= self.chunk or "attention_mask" in inputs:  # recurrent layers take no mask beside a cache
+        whole = ids.shape[1] <= self.chunk or self._frequencies_change
+        if whole or "attention_mask" in inputs:  # recurrent layers take no mask beside a cache
             return self._pass(ids, layers, positions, token_ids, **inputs)
         inputs = {self._cache_argument: self.new_cache()} | inputs | {"use_cache": True}
         positions = torch.where(positions < 0, positions + ids.shape[1], positions)
@@ -350,3 +353,10 @@ class HuggingFaceModel:
                 f"{type(self.model).__name__} cannot be read: its recurrent layers lose a prefix that was read before, and "
                 f"prompts share prefixes here (residuals differ by {error:.2g} of the largest)"
             )
+
+
+def _frequencies_change(config: Any) -> bool:
+    """Whether rotary frequencies depend on the length of a pass, so that keys of a piece are not those of the whole."""
+    said = getattr(config, "rope_parameters", None) or {}
+    kinds = [str(one.get("rope_type")) for one in (said, *said.values()) if isinstance(one, dict)]
+    return any(kind == "longrope" or "dynamic" in kind for kind in kinds)

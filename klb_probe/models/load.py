@@ -64,7 +64,9 @@ def load_model(
     Raises:
         KlbError: With what is wrong and what to do, for everything a user can get wrong here.
     """
-    if not isinstance(name, str | os.PathLike):
+    if isinstance(name, os.PathLike):
+        name = os.fspath(name)
+    if not isinstance(name, str):
         if (device, dtype, quantise, revision, remote) != ("auto", "auto", None, None, False):
             raise KlbError("a loaded model keeps its device, dtype, weights and revision, and is read here")
         return from_model(name, hooks=hooks, backend=backend, chunk=chunk)

@@ -59,7 +59,9 @@ def thinking_of(template: str, prompt: Callable[[bool], str]) -> Thinking:
         return Thinking("opened by the template, closed empty", f"{blank}\n{tag[0]}/{tag[1:]}\n\n")
     if off != prompt(True):
         return Thinking("switched off in the template")
-    # It takes thoughts out of earlier answers, so the model opens one by itself.
-    if (closes := _CLOSES.search(template)) and not off.rstrip().endswith(closes.group()):
+    # It only takes thoughts out of earlier answers, so the model opens one by itself. (Templates of models that do not think
+    # may show earlier thoughts, and then hold the mark that opens one as well.)
+    closes = _CLOSES.search(template)
+    if closes and f"<{closes.group(1)}>" not in template and not off.rstrip().endswith(closes.group()):
         return Thinking("closed empty before the answer", f"<{closes.group(1)}>\n\n{closes.group()}\n\n")
     return Thinking()
