@@ -157,6 +157,7 @@ SOFT_SWITCH = (  # as GLM-4.5 does
     "{% if m.role == 'user' and enable_thinking is defined and not enable_thinking %}/nothink{% endif %}</s>\n{% endfor %}"
     "<|turn|>assistant\n{% if enable_thinking is defined and not enable_thinking %}<think></think>\n{% endif %}"
 )
+SHOWS = STRIPS + "{% if false %}<think>{% endif %}"  # as templates of models that do not think may
 EMPTY = "<think>\n\n</think>\n\n"
 TEMPLATES = {
     "no thoughts": (CHATML, "none", "<|turn|>assistant\n"),
@@ -167,6 +168,7 @@ TEMPLATES = {
     "opens, no newline": (OPENS_BARE, "opened by the template, closed empty", f"<|turn|>assistant\n{EMPTY}"),
     "opens in brackets": (OPENS_BRACKET, "opened by the template, closed empty", "[THINK]\n\n[/THINK]\n\n"),
     "strips": (STRIPS, "closed empty before the answer", f"<|turn|>assistant\n{EMPTY}"),
+    "shows earlier thoughts": (SHOWS, "none", "<|turn|>assistant\n"),
     "channels": (CHANNELS, "answer in the final channel", "<|start|>assistant<|channel|>final<|message|>"),
 }
 TALK = [("system", "Be true."), ("user", "Is it?"), ("assistant", "No."), ("user", "Sure?")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from collections import Counter
@@ -150,6 +151,14 @@ def test_merged_shards_of_a_replay_are_the_replay(whole, model, tmp_path, capsys
     assert not (tmp_path / "no").exists()
 
 
+def heard(out, part):
+    """A copy of a shard, with live signals."""
+    shutil.copytree(part, out)
+    (out / "signals").mkdir()
+    (out / "signals" / "signals.json").write_text("{}")
+    return out
+
+
 def test_what_does_not_belong_together_is_refused(whole, shards, tmp_path, capsys):
     one, two, three = shards
     seed = shard(tmp_path / "seed", "3/3", "--seed", 1)
@@ -160,6 +169,7 @@ def test_what_does_not_belong_together_is_refused(whole, shards, tmp_path, capsy
     unfinished.mkdir()
     record = json.loads((three / "run.json").read_text())
     (unfinished / "run.json").write_text(json.dumps({**record, "complete": False}))
+    (tmp_path / "empty").mkdir()
     emptied = tmp_path / "emptied"
     emptied.mkdir()
     (emptied / "run.json").write_text(json.dumps(record))
@@ -175,14 +185,64 @@ def test_what_does_not_belong_together_is_refused(whole, shards, tmp_path, capsy
         ([one, two, unfinished], "did not come to its end"),
         ([one, two, emptied], "holds 0 of its 2 rounds"),
         ([one, two, whole], "is not a shard"),
-        ([one, two, tmp_path], "shards are folders"),
+        ([one, two, tmp_path / "empty"], "shards are folders"),
         ([one, two, tmp_path / "absent"], "no such folder"),
+        ([one, two, heard(tmp_path / "heard", three)], "has no signals, and other shards have"),
     ):
         assert klb("merge", *given, "--out", tmp_path / "no") == 2
         error = capsys.readouterr().err
         assert words in error
         assert error.count("\n") == 1, error
     assert not (tmp_path / "no").exists()
+
+
+def test_a_whole_does_not_hold_its_shards_nor_lie_in_one(shards, tmp_path, capsys):
+    """Rounds of both would be counted, as folders are searched with all that is in them."""
+    for i, part in enumerate(shards, 1):
+        shutil.copytree(part, tmp_path / "run" / f"{i}-of-3")
+    parts = [tmp_path / "run" / f"{i}-of-3" for i in (1, 2, 3)]
+    for out in (tmp_path / "run", parts[0], parts[1] / "merged"):
+        assert klb("merge", *parts, "--out", out, "--overwrite") == 2
+        assert "rounds would count twice" in capsys.readouterr().err
+
+
+def test_a_merge_over_another_run_leaves_nothing_of_it(shards, whole, tmp_path):
+    out = tmp_path / "out"
+    assert klb("run", "--agent", "scripted:honest", "--domains", "recall", *QUICK, "--out", out) == 0
+    (out / "notes.txt").write_text("mine")
+    assert klb("merge", *shards, "--out", out, "--overwrite") == 0
+    assert_same_run(out, whole)
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_shards_may_be_made_on_several_gpus_of_one_machine(shards, whole, tmp_path):
+    parts = []
+    for i, part in enumerate(shards):
+        shutil.copytree(part, tmp_path / str(i))
+        for path in (tmp_path / str(i)).glob("*.json*"):
+            path.write_text(path.read_text().replace('"kind": "scripted"', f'"device": "cuda:{i}", "kind": "scripted"'))
+        parts.append(tmp_path / str(i))
+    assert f'"cuda:{i}"' in (parts[-1] / "run.json").read_text()
+    assert klb("merge", *parts, "--out", tmp_path / "merged") == 0
+    assert len(read_folder(tmp_path / "merged")) == len(read_folder(whole))
+
+
+def test_a_readout_does_not_replace_another_shard(whole, model, tmp_path, capsys):
+    reading = ("rounds", whole, "--model", model, "--lens", "logit", "--replay", "--device", "cpu", "--out", tmp_path / "out")
+    assert klb(*reading, "--shard", "1/4") == 0
+    assert klb(*reading, "--shard", "2/4", "--overwrite") == 2
+    assert "holds 1/4; give shard 2/4 a folder of its own" in capsys.readouterr().err
+    assert klb(*reading, "--shard", "1/4", "--overwrite") == 0
+
+
+def test_shards_of_another_call_are_not_gone_on_with(tmp_path, monkeypatch):
+    monkeypatch.setattr("klb_probe.ray_workers._ray", lambda: None)
+    folder = tmp_path / "out.shards"
+    (folder / "1-of-2").mkdir(parents=True)
+    (folder / "plan.json").write_text(json.dumps({"n": 4}))
+    with pytest.raises(KlbError, match="holds shards of another call"):
+        in_shards(print, {}, tmp_path / "out", print, asked={"n": 5}, resume=True)
+    assert (folder / "1-of-2").is_dir()
 
 
 def test_a_shard_goes_on_from_where_it_was_stopped_and_only_as_that_shard(shards, tmp_path, capsys):

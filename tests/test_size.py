@@ -139,6 +139,27 @@ def test_pieces_go_on_from_a_shared_prefix_and_into_what_is_written():
     assert capture.residuals.numel() == 0
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_a_model_whose_frequencies_depend_on_the_length_is_read_whole(kind):
+    """transformers takes them from the last position of each pass: keys of the first piece would have others."""
+    base = tiny_hf_model("llama")
+    half = base.config.head_dim // 2
+    factors = {"short_factor": [1.0] * half, "long_factor": [4.0] * half} if kind == "longrope" else {"factor": 4.0}
+    said = {"rope_type": kind, "rope_theta": 10000.0, "original_max_position_embeddings": 16, **factors}
+    changes = {"rope_parameters": said, "max_position_embeddings": 64 if kind == "longrope" else 16}
+    loaded = type(base)(type(base.config).from_dict({**base.config.to_dict(), **changes})).eval()
+    loaded.load_state_dict(base.state_dict())
+    model = wrap(loaded, default_tokenizer())
+    ids, positions = torch.tensor([ids_of(43)]), torch.tensor([[0, 20, 42]])
+    whole = model.capture(ids, range(LAYERS), positions, [5])
+    logits = model.next_logits(ids, model.new_cache())
+    model.chunk = 8
+    torch.testing.assert_close(model.capture(ids, range(LAYERS), positions, [5]).residuals, whole.residuals, **CLOSE)
+    torch.testing.assert_close(model.next_logits(ids, model.new_cache()), logits, **CLOSE)
+    model._frequencies_change = False
+    assert (model.capture(ids, range(LAYERS), positions, [5]).residuals - whole.residuals).abs().max() > 1e-2
+
+
 def test_the_length_of_a_piece_is_chosen_at_loading():
     assert wrap(tiny_hf_model("llama"), default_tokenizer(), chunk=64).chunk == 64
 

@@ -83,8 +83,8 @@ def mixture_explained(model: nn.Module, name: str) -> Iterator[None]:
         yield
     except RuntimeError as error:
         kinds = sorted({f"{str(one.dtype).removeprefix('torch.')} on {one.device}" for one in model.parameters()})
-        said = str(error).lower()
-        if len(kinds) == 1 or is_out_of_memory(error) or not any(word in said for word in ("dtype", "device", "same type")):
+        mixed = any(word in str(error).lower() for word in ("dtype", "device", "same type", "meta tensor"))
+        if len(kinds) == 1 or is_out_of_memory(error) or not mixed:
             raise
         raise KlbError(
             f"{name} does not run with weights in {', '.join(kinds)}: bring them to one type and device, or load it with "
