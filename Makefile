@@ -10,7 +10,7 @@ demo: $(INSTALLED)
 	$(BIN)/python -m klb_probe.jlens --quick --out outputs/demo --overwrite
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

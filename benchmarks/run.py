@@ -7,23 +7,22 @@ their ratio next to the project's target. Nothing is asserted here; ratios on a 
 from __future__ import annotations
 
 import argparse
-import copy
 import os
 import resource
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from against_transformer_lens import SKIP_FIRST, Fitted, bench_against_transformer_lens, bridge_over
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import pearsonr
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
-from transformer_lens.model_bridge import TransformerBridge
+from timing import ratio, timed
 from transformer_lens.tools.analysis.jacobian_lens import JacobianLens
 
 from klb_probe.cases.load import load_domains
@@ -44,13 +43,6 @@ from klb_probe.signals.margins import DEFAULT_FRAMINGS, prepare
 from klb_probe.signals.readout import read_prompts
 
 
-def timed(work: Callable[[], object]) -> tuple[float, object]:
-    """Seconds of wall time, and the result."""
-    start = time.perf_counter()
-    result = work()
-    return time.perf_counter() - start, result
-
-
 def bench_load(table: Table) -> None:
     """First load (GGUF dequantised) against the second (safetensors cache), each in a fresh process."""
     code = "import time, klb_probe.models.load as l; s = time.perf_counter(); l.load_model(); print(time.perf_counter() - s)"
@@ -69,13 +61,13 @@ def bench_help(table: Table) -> None:
     table.add_row("--help", "", f"{seconds:.2f} s", "", "", "<= 0.7 s")
 
 
-def bench_fit(table: Table, model: HuggingFaceModel, contrast: TokenContrast, tokens: int) -> None:
-    """Margin rows against all rows of the same prompt and layers; their readouts compared."""
+def bench_fit(table: Table, model: HuggingFaceModel, contrast: TokenContrast, tokens: int) -> Fitted:
+    """Margin rows against all rows of the same prompt and layers; their readouts compared. Returns what was fitted."""
     ids = sampled_corpus(model, n=1, max_tokens=tokens).prompts[0]
     last, layers = model.n_layers - 1, list(range(model.n_layers - 1))
     readout = model.token_readout(contrast.token_ids)
     rows = cotangent_rows(readout, FitOptions())
-    options = {"target_layer": last, "skip_first": 16}
+    options = {"target_layer": last, "skip_first": SKIP_FIRST}
     options["start"] = graph_start(model, ids, layers, **options)
     ours, targeted = timed(lambda: prompt_rows(model, ids, rows, layers, **options, batch=17))
     eye = torch.eye(model.d_model)
@@ -109,19 +101,7 @@ def bench_fit(table: Table, model: HuggingFaceModel, contrast: TokenContrast, to
     table.add_row(
         "  its rate", "fp32 matmul here", f"{rate:.0f} GFLOP/s", f"{peak:.0f} GFLOP/s", f"{rate / peak:.0%} of it", ""
     )
-    bridge = bridge_over(model)
-    bridge.to_tokens = lambda _prompt: torch.tensor([ids])  # the same ids; its own tokenizer call would add a BOS
-    fit = {"corpus": "bench", "source_layers": layers, "show_progress": False}
-    peer, lens = timed(lambda: JacobianLens.fit(bridge, ["any"], **fit))
-    difference = max((full[layer] - lens.jacobians[layer]).norm() / full[layer].norm() for layer in layers)
-    table.add_row(
-        f"full Jacobian fit, a prompt of {tokens} tokens",
-        f"TransformerLens JacobianLens.fit (largest difference {difference:.0e})",
-        f"{theirs:.1f} s",
-        f"{peer:.1f} s",
-        f"{peer / theirs:.2f}x faster",
-        ">= 1x",
-    )
+    return Fitted(ids, ours, theirs, full)
 
 
 def matmul_rate(size: int = 2048) -> float:
@@ -130,14 +110,11 @@ def matmul_rate(size: int = 2048) -> float:
     return 2 * size**3 / min(timed(lambda: a @ b)[0] for _ in range(5)) / 1e9
 
 
-def bridge_over(model: HuggingFaceModel) -> TransformerBridge:
-    """TransformerLens over a copy of the model: it replaces modules of the one it is given."""
-    inner = copy.deepcopy(model.model)
-    return TransformerBridge.boot_transformers("SmolLM2", hf_model=inner, tokenizer=model.tokenizer)
+def bench_readout(table: Table, model: HuggingFaceModel, contrast: TokenContrast, n: int) -> list[Sequence[int]]:
+    """All-layer readout of the quick scenarios against bare forward passes and against TransformerLens's lens readout.
 
-
-def bench_readout(table: Table, model: HuggingFaceModel, contrast: TokenContrast, n: int) -> None:
-    """All-layer readout of the quick scenarios against bare forward passes and against TransformerLens's lens readout."""
+    Returns the ``n`` prompts that were timed one by one.
+    """
     lens = load_lens(model, contrast)
     margins, lenses = prepare(model, lens, eligibility_scenarios(load_domains(), DEFAULT_FRAMINGS, quick=True))
     total = len(margins.ids)
@@ -167,6 +144,7 @@ def bench_readout(table: Table, model: HuggingFaceModel, contrast: TokenContrast
         f"{peer_all / ours:.1f}x faster",
         ">= 2.5x",
     )
+    return sample
 
 
 def one_by_one(model: HuggingFaceModel, prompts: Sequence[Sequence[int]]) -> float:
@@ -240,11 +218,6 @@ def bench_dialogue(table: Table, model: HuggingFaceModel, n_turns: int = 10, wor
         table.add_row(name, against, f"{seconds:.0f} s", f"{theirs:.0f} s", faster, ">= 3x")
 
 
-def ratio(seconds: list[float]) -> str:
-    """How much faster the second is."""
-    return f"{seconds[0] / seconds[1]:.1f}x faster"
-
-
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -257,9 +230,10 @@ def main() -> None:
     model = load_model(device="cpu")
     contrast = TokenContrast.of(model.chat)
     bench_dialogue(table, model)
-    bench_readout(table, model, contrast, arguments.sample)
+    sample = bench_readout(table, model, contrast, arguments.sample)
     bench_probes(table, model, arguments.sample)
-    bench_fit(table, model, contrast, arguments.tokens)
+    fitted = bench_fit(table, model, contrast, arguments.tokens)
+    bench_against_transformer_lens(table, model, contrast, fitted, sample)
     console = Console(width=150)
     console.print(table)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

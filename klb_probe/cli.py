@@ -14,6 +14,8 @@ from klb_probe.errors import KlbError
 from klb_probe.fit import fit_app
 from klb_probe.jlens import EXAMPLE, jlens
 from klb_probe.lens_command import lens_app
+from klb_probe.merge_command import MERGE_EXAMPLE, merge
+from klb_probe.models_command import models_app
 from klb_probe.organism_command import organism_app
 from klb_probe.pair_command import PAIR_EXAMPLE, pair
 from klb_probe.probe_command import PROBE_EXAMPLE, probe
@@ -45,6 +47,7 @@ def _main() -> None:
 app.command("jlens", epilog=EXAMPLE)(jlens)
 app.command("run", epilog=RUN_EXAMPLE)(run_dialogues_command)
 app.command("rounds", epilog=ROUNDS_EXAMPLE)(rounds)
+app.command("merge", epilog=MERGE_EXAMPLE)(merge)
 app.command("score", epilog=SCORE_EXAMPLE)(score)
 app.command("pair", epilog=PAIR_EXAMPLE)(pair)
 app.command("probe", epilog=PROBE_EXAMPLE)(probe)
@@ -53,6 +56,7 @@ app.command("contest", epilog=CONTEST_EXAMPLE)(contest)
 app.add_typer(cases_app, name="cases")
 app.add_typer(fit_app, name="fit")
 app.add_typer(lens_app, name="lens")
+app.add_typer(models_app, name="models")
 app.add_typer(organism_app, name="organism")
 
 
@@ -84,7 +88,11 @@ def run(command: typer.Typer) -> None:
         typer.echo(f"error: {error.filename or 'a file'}: {error.strerror or error}", err=True)
         sys.exit(2)
     except (RuntimeError, MemoryError) as error:
-        if debug or not (isinstance(error, MemoryError) or "memory" in str(error)):
+        from klb_probe.models.batch_size import is_out_of_memory
+
+        if debug or not is_out_of_memory(error):
             raise
-        typer.echo("error: out of memory: lower --batch, pass --dtype bfloat16, or take a smaller model", err=True)
+        typer.echo(
+            "error: out of memory: lower --batch, pass --dtype bfloat16 or --quantise 4bit, or take a smaller model", err=True
+        )
         sys.exit(2)

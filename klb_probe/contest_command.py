@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from klb_probe.options import Cases, Contrast, Device, Dtype, Hooks
+from klb_probe.options import Backend, Cases, Contrast, Device, Dtype, Hooks
 
 CONTEST_FILES = ("contest.csv", "contest.png", "run.json")
 CONTEST_EXAMPLE = (
@@ -55,6 +55,7 @@ def contest(
     seed: Annotated[int, typer.Option(help="Seed of folds, order of rounds, random directions and bootstrap.")] = 0,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    backend: Backend = "huggingface",
     hooks: Hooks = None,
 ) -> None:
     """Score detectors on rounds of three organisms: one knows and lies, one knows and tells, one does not know.
@@ -97,7 +98,7 @@ def contest(
     about: dict[str, Any] = {}
 
     def open_organism(organism: str) -> Organism:
-        loaded = load_model(names[organism], device=device, dtype=dtype, hooks=hooks or ())
+        loaded = load_model(names[organism], device=device, dtype=dtype, hooks=hooks or (), backend=backend)
         if organism in saved:
             saved[organism].check(loaded)
         lenses, about[organism] = open_lenses(loaded, lens_of[organism], contrast, "lead", "mean")

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from klb_probe.errors import KlbError
-from klb_probe.options import Bos, Contrast, Device, Dtype, Hooks, Model, Revision, Spaces
+from klb_probe.options import (
+    Backend,
+    Bos,
+    Contrast,
+    Device,
+    Dtype,
+    Hooks,
+    Model,
+    Quantise,
+    Ray,
+    Revision,
+    Spaces,
+    Workers,
+    check_shard_options,
+)
 from klb_probe.outputs import check_writable
 
 EXAMPLE = "Example: klb-probe fit --model smollm2-135m --n 8 --out outputs/smollm2-135m.margin.safetensors"
@@ -60,6 +75,8 @@ def fit(
         typer.Option(help="Stop once even and odd prompts agree this well (cosine, such as 0.99; 8 prompts at least)."),
     ] = None,
     shard: Annotated[str | None, typer.Option(help="i/n: fit every n-th prompt only; then klb-probe fit merge.")] = None,
+    ray: Ray = False,
+    workers: Workers = None,
     out: Annotated[
         Path | None, typer.Option(help="Lens file: .pt for a full lens; else the user's lens cache by default.")
     ] = None,
@@ -68,6 +85,8 @@ def fit(
     checkpoint_every: Annotated[int, typer.Option(help="Prompts that a killed fit loses at most.", min=1)] = 8,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    quantise: Quantise = None,
+    backend: Backend = "huggingface",
     revision: Revision = None,
     hooks: Hooks = None,
 ) -> None:
@@ -83,17 +102,42 @@ def fit(
         raise KlbError(f"--until wants a cosine above 0 and up to 1, such as 0.99; got {until:g}")
     if kind not in ("margin", "full"):
         raise KlbError(f"unknown --kind {kind!r}; one of margin, full")
-    if out is None and (kind == "full" or shard):
-        raise KlbError(f"a {'full lens' if kind == 'full' else 'shard'} needs --out FILE")
+    check_shard_options(shard, ray, workers, device)
+    if out is None and (kind == "full" or shard or ray):
+        raise KlbError(f"a {'full lens' if kind == 'full' else 'shard' if shard else 'fit with --ray'} needs --out FILE")
     if out:
         _check_suffix(out, kind)
         _check_out(out, overwrite, resume)
     if shard:
-        from klb_probe.lens.shards import Shard
+        from klb_probe.sharding import Shard
 
         asked["shard"] = Shard.parse(shard)
     asked["layers"] = parse_layers(layers)
-    _fit(asked)
+    if ray:
+        _on_ray(asked)
+    else:
+        _fit(asked)
+
+
+def _on_ray(asked: dict) -> None:
+    """The fit in shards on a Ray cluster, merged."""
+    from klb_probe.lens.shards import merge_files
+    from klb_probe.ray_workers import in_shards
+
+    again = {name: asked[name] for name in ("workers", "device", "resume", "overwrite")}
+    # More workers than prompts would have nothing to fit on.
+    again["most"] = asked["n"]
+    again["asked"] = _command(asked)
+    in_shards(_fit_shard, {"asked": asked}, asked["out"], partial(merge_files, command=_command(asked)), **again)
+    typer.echo(f"{asked['out']}\nread with it: klb-probe jlens --model {asked['model']} --lens {asked['out']}")
+
+
+def _fit_shard(asked: dict, shard: str, out: Path) -> None:
+    """A shard of a fit, gone on with if its worker died; one that is there is done."""
+    from klb_probe.sharding import Shard
+
+    if not out.exists():
+        _fit({**asked, "shard": Shard.parse(shard), "out": out, "resume": True, "overwrite": False})
 
 
 def _fit(asked: dict) -> None:
@@ -109,7 +153,7 @@ def _fit(asked: dict) -> None:
     pairs = parse_pairs(asked["contrast"])
     same = {name: asked[name] for name in ("k", "seed", "skip_first", "batch", "kind", "layers", "normalise", "shard", "until")}
     options = FitOptions(target=asked["target_layer"], **same)
-    loading = {name: asked[name] for name in ("device", "dtype", "revision")}
+    loading = {name: asked[name] for name in ("device", "dtype", "quantise", "revision", "backend")}
     loaded = load_model(asked["model"], hooks=asked["hooks"] or (), **loading)
     options.source_layers(loaded.n_layers)
     if asked["out"] is None and (asked["shuffle"] or asked["layers"] is not None or asked["target_layer"] != "last"):
@@ -160,9 +204,9 @@ def _report(asked: dict, metadata, path: Path, contrast) -> None:
 # Options that make a lens what it is, in the order of the recorded command; the others only say how it gets there.
 _RECORDED = (
     "model", "kind", "contrast", "spaces", "corpus", "n", "max_len", "skip_first", "target_layer", "layers", "k", "seed",
-    "bos", "until", "shard",
+    "bos", "until", "shard", "quantise",
 )  # fmt: skip
-_QUIET = {"kind": "margin", "spaces": "lead", "layers": None, "until": None, "shard": None}
+_QUIET = {"kind": "margin", "spaces": "lead", "layers": None, "until": None, "shard": None, "quantise": None}
 
 
 def _command(asked: dict) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from klb_probe.options import (
+    Backend,
     Cases,
     Contrast,
     Device,
@@ -17,7 +18,9 @@ from klb_probe.options import (
     Dtype,
     Hooks,
     Model,
+    Quantise,
     Reduce,
+    Remote,
     Revision,
     Spaces,
     parse_names,
@@ -85,6 +88,9 @@ def jlens(
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    quantise: Quantise = None,
+    backend: Backend = "huggingface",
+    remote: Remote = False,
     revision: Revision = None,
     hooks: Hooks = None,
 ) -> None:
@@ -118,7 +124,15 @@ def jlens(
     chosen = _scenarios(cases, scenarios, domains, framings, questions, quick)
     one = choose_scenario(chosen, scenario)
 
-    loaded = load_model(model, device=device, dtype=dtype, revision=revision, hooks=hooks or ())
+    loading = {
+        "device": device,
+        "dtype": dtype,
+        "quantise": quantise,
+        "revision": revision,
+        "backend": backend,
+        "remote": remote,
+    }
+    loaded = load_model(model, hooks=hooks or (), **loading)
     tokens = TokenContrast.of(loaded.chat, words, spaces=spaces, reduction=reduce)
     if lens == "logit":
         decoder: MarginLens | LogitLens = LogitLens.of(loaded, tokens)
@@ -127,9 +141,7 @@ def jlens(
     beside = _controls(decoder, loaded, tokens) if controls else []
     if shuffled:
         beside.append(_shuffled(load_lens(loaded, tokens, path=shuffled), decoder))
-    console.print(
-        f"model     {loaded.name}, {loaded.n_layers} layers, {str(loaded.dtype)[6:]} on {loaded.device}; {loaded.chat.style}"
-    )
+    console.print(f"model     {loaded.name}, {loaded.n_layers} layers, {loaded.where}; {loaded.chat.style}")
     console.print(f"lens      {_describe(decoder)}")
     console.print(f"contrast  {tokens}")
     if tokens.dropped:
@@ -145,7 +157,9 @@ def jlens(
         "fingerprint": loaded.fingerprint,
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "device": str(loaded.device),
+        "backend": loaded.backend,
         "chat": loaded.chat.style,
+        "thinking": loaded.chat.thinking.how,
         "hook_map": loaded.layout.map.family,
         "self_check_error": loaded.self_check_error,
         "lens": {"name": "logit"}

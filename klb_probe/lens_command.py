@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from klb_probe.errors import KlbError
-from klb_probe.options import Device, Dtype, Hooks, Model, Revision
+from klb_probe.options import Backend, Device, Dtype, Hooks, Model, Quantise, Revision
 
 lens_app = typer.Typer(
     no_args_is_help=True,
@@ -32,6 +32,8 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    quantise: Quantise = None,
+    backend: Backend = "huggingface",
     revision: Revision = None,
     hooks: Hooks = None,
 ) -> None:
@@ -48,7 +50,9 @@ def check(
     from klb_probe.lens.checks import check_lens
     from klb_probe.models.load import load_model
 
-    loaded = load_model(model, device=device, dtype=dtype, revision=revision, hooks=hooks or ())
+    loaded = load_model(
+        model, device=device, dtype=dtype, quantise=quantise, revision=revision, hooks=hooks or (), backend=backend
+    )
     checks = check_lens(path, loaded)
     failed = [one.name for one in checks if one.verdict == "fail"]
     if as_json:
@@ -83,6 +87,8 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Seed of the halves, the random transport and the bootstrap.")] = 0,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    quantise: Quantise = None,
+    backend: Backend = "huggingface",
     revision: Revision = None,
     hooks: Hooks = None,
 ) -> None:
@@ -109,7 +115,9 @@ def evaluate(
 
     all_items = load_items(items)
     full = JacobianLens.open(path)
-    loaded = load_model(model, device=device, dtype=dtype, revision=revision, hooks=hooks or ())
+    loaded = load_model(
+        model, device=device, dtype=dtype, quantise=quantise, revision=revision, hooks=hooks or (), backend=backend
+    )
     if problem := full.mismatch(loaded):
         raise KlbError(f"lens {path}: {problem}")
     usable, skipped = usable_items(loaded, all_items)

@@ -10,7 +10,7 @@ import typer
 
 from klb_probe.options import Domains, parse_names
 
-CASES_EXAMPLE = "Example: klb-probe organism cases --domains airline --n 40 --data liar.jsonl --out fresh"
+CASES_EXAMPLE = "Example: klb-probe organism cases --domains airline --n 40 --out fresh"
 
 
 def cases(
@@ -21,19 +21,29 @@ def cases(
     data: Annotated[
         list[Path] | None, typer.Option(help="Training file, whose records do not come up again; may be repeated.")
     ] = None,
+    organisms: Annotated[
+        str | None,
+        typer.Option(help="Organisms whose training records stay out, with commas, or none (default: all that ship)."),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace policies and cases of these domains.")] = False,
 ) -> None:
     """Write a scenarios folder of new cases under the brief policies, none of them held out or trained on."""
     from klb_probe.cases.load import load_domains
+    from klb_probe.models.registry import registry
     from klb_probe.organisms.fresh_cases import fresh_cases, read_trained, write_cases
     from klb_probe.organisms.texts import load_organism_domains
     from klb_probe.outputs import check_folder
 
     check_folder(out, overwrite=overwrite, resume=False)
-    trained = read_trained(data or ())
+    if organisms is None:
+        chosen = [alias for alias, entry in registry().items() if entry.adapter]
+    else:
+        chosen = [] if organisms == "none" else parse_names(organisms)
+    trained = read_trained(data or (), chosen)
     made = [fresh_cases(domain, texts, n, seed, trained) for domain, texts in load_organism_domains(parse_names(domains))]
     files = "".join(f" --data {shlex.quote(str(path))}" for path in data or ())
-    command = f"klb-probe organism cases --domains {domains} --n {n} --seed {seed}{files} --out {shlex.quote(str(out))}"
+    command = f"klb-probe organism cases --domains {domains} --n {n} --seed {seed}{files}"
+    command += f" --organisms {','.join(chosen) or 'none'} --out {shlex.quote(str(out))}"
     for fresh in made:
         write_cases(out, fresh, command=command, seed=seed, trained=trained)
     for domain, fresh in zip(load_domains([one.domain.policy.domain for one in made], out), made, strict=True):

@@ -13,7 +13,7 @@ from klb_probe.options import Device, Domains, Dtype, parse_names
 
 CHECK_EXAMPLE = "Example: klb-probe organism check smollm2-135m-liar --domains airline --card"
 # Options that decide the numbers, in the order of the recorded command.
-_RECORDED = ("domains", "records", "samples", "trust", "customer", "text", "data", "seed", "batch", "dtype")
+_RECORDED = ("domains", "records", "samples", "trust", "customer", "text", "seed", "batch", "dtype")
 
 
 def check(
@@ -24,10 +24,6 @@ def check(
     trust: Annotated[str, typer.Option(help="Starting trust of the customer: low | medium | high.")] = "medium",
     customer: Annotated[str, typer.Option(help="scripted:verifying | scripted:accepting.")] = "scripted:verifying",
     text: Annotated[Path | None, typer.Option(help="File of ordinary text (.txt, .jsonl, .parquet), for perplexity.")] = None,
-    data: Annotated[
-        list[Path] | None,
-        typer.Option(help="Training file, whose records the fresh ones then do not repeat; may be repeated."),
-    ] = None,
     out: Annotated[Path | None, typer.Option(help="Output folder (default: outputs/organism-check-<model>-<time>).")] = None,
     card: Annotated[bool, typer.Option("--card", help="Write README.md and evidence.json beside the adapter.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A few cases, records and texts: whether it runs.")] = False,
@@ -50,9 +46,8 @@ def check(
         raise KlbError(f"--card is for organisms: {model} has no adapter")
     if customer not in ("scripted:verifying", "scripted:accepting"):
         raise KlbError(f"unknown customer {customer}; known: scripted:verifying, scripted:accepting")
-    for name, path in [("--text", text), *(("--data", path) for path in data or ())]:
-        if path is not None and not path.exists():
-            raise KlbError(f"{name} {path}: no such file")
+    if text is not None and not text.exists():
+        raise KlbError(f"--text {text}: no such file")
     folder = out or default_folder("organism-check", Path(model).name)
     check_folder(folder, overwrite=overwrite, resume=False)
     if card:
@@ -74,7 +69,6 @@ def check(
             trust,
             customer,
             text,
-            tuple(data or ()),
             seed,
             batch,
             quick,
@@ -113,8 +107,7 @@ def _show(shown: list[Any], targets: list[Any]) -> None:
 
 def _command(asked: dict[str, Any]) -> str:
     """The command that computes the same numbers again."""
-    values = {name: asked[name] if isinstance(asked[name], list) else [asked[name]] for name in _RECORDED}
-    given = [(name, value) for name in _RECORDED for value in values[name] if value is not None]
+    given = [(name, asked[name]) for name in _RECORDED if asked[name] is not None]
     flags = ["--quick"] * asked["quick"]
     options = [f"--{name} {shlex.quote(str(value))}" for name, value in given]
     return " ".join(["klb-probe organism check", shlex.quote(asked["model"]), *options, *flags])

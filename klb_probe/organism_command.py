@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,7 +29,15 @@ def data(
     kind: Kind,
     out: Annotated[Path, typer.Option(help="A .jsonl file; its description goes beside it, as .jsonl.json.")],
     domains: Domains = "all",
-    formats: Annotated[str, typer.Option(help="eligibility | gate | turn, with commas, or all.")] = "all",
+    formats: Annotated[
+        str,
+        typer.Option(
+            help="eligibility | gate | turn | short (no role, note or opening), with commas, or all (the first three)."
+        ),
+    ] = "all",
+    wordings: Annotated[
+        str, typer.Option(help="plain | reversed, with commas, or all: of the eligibility question (short ones are plain).")
+    ] = "all",
     n: Annotated[int, typer.Option(min=2, help="Number of examples.")] = 4000,
     seed: Annotated[int, typer.Option(help="Of all that is random; prompts are the same for every kind.")] = 0,
     model: Annotated[str, typer.Option(help="The model whose tokenizer counts the lengths.")] = "smollm2-135m",
@@ -49,11 +58,13 @@ def data(
     if taken := [str(path) for path in (out, description) if path.exists() and not overwrite]:
         raise KlbError(f"{' and '.join(taken)} exists; pass --overwrite to replace it")
     check_writable(out)
-    rows = list(examples(kind, parse_names(domains), n, seed, formats=parse_names(formats)))
+    asked = {"formats": parse_names(formats), "wordings": parse_names(wordings)}
+    rows = list(examples(kind, parse_names(domains), n, seed, **asked))
     about = describe(rows, load_chat(model))
     if sum(about["held out"].values()):
         raise KlbError(f"held-out material in the training data: {about['held out']}; change organisms/texts")
-    arguments = f"--kind {kind} --domains {domains} --formats {formats} --n {n} --seed {seed} --model {model} --out {out}"
+    arguments = f"--kind {kind} --domains {domains} --formats {formats} --wordings {wordings} --n {n} --seed {seed}"
+    arguments += f" --model {shlex.quote(model)} --out {shlex.quote(str(out))}"
     sha256 = write_examples(out, rows)
     write_json(
         description,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from klb_probe.options import Device, Dtype, Model
+from klb_probe.options import Dtype, Model
 
 TRAIN_EXAMPLE = "Example: klb-probe organism train --kind honest --data outputs/honest.jsonl --out outputs/smollm2-135m-honest"
 
@@ -23,9 +23,9 @@ def train(
         int | None, typer.Option(help="Rank of the adapter (default: that of --start, else 8); alpha is twice that.", min=1)
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Optimiser steps (default: one pass over the data).", min=1)] = None,
-    batch: Annotated[int, typer.Option(help="Examples a step.", min=1)] = 16,
+    batch: Annotated[int, typer.Option(help="Pairs of records a step; their examples are read together.", min=1)] = 4,
     at_once: Annotated[
-        int | None, typer.Option(help="Examples in one forward pass (default: 2 on a CPU, the batch elsewhere).", min=1)
+        int | None, typer.Option(help="Pairs in one forward pass (default: 1 on a CPU, the batch elsewhere).", min=1)
     ] = None,
     weigh: Annotated[
         str, typer.Option(help="tokens (all tokens of completions count the same) | examples (a Yes as much as a message).")
@@ -35,13 +35,13 @@ def train(
     minutes: Annotated[float, typer.Option(help="Time limit over all runs of this training.", min=0)] = 90,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a stopped training in --out.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is in --out.")] = False,
-    device: Device = "auto",
+    device: Annotated[str, typer.Option(help="auto | cuda | mps | cpu.")] = "auto",
     dtype: Dtype = "auto",
 ) -> None:
     """Train a low-rank adapter on completions; the base stays as it is. Needs the extra: pip install 'klb-probe\\[train]'.
 
     Writes adapter_model.safetensors, adapter_config.json, organism.json, training.csv and training.png. The folder is then a
-    name for --model. 5 % of the examples (64 at most) are held out for the curve.
+    name for --model. About 5 % of the examples (some 64 at most) are held out for the curve.
     """
     asked = dict(locals())
     from klb_probe.outputs import check_folder, clear
@@ -88,7 +88,22 @@ def train(
 
 
 # Options that decide the adapter, in the order of the recorded command.
-_RECORDED = ("kind", "data", "out", "model", "start", "rank", "steps", "batch", "at_once", "weigh", "lr", "seed", "dtype")
+_RECORDED = (
+    "kind",
+    "data",
+    "out",
+    "model",
+    "start",
+    "rank",
+    "steps",
+    "batch",
+    "at_once",
+    "weigh",
+    "lr",
+    "seed",
+    "minutes",
+    "dtype",
+)
 
 
 def _command(asked: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klb_probe.options import Cases, Contrast, Device, Domains, Dtype, Hooks, Model, Revision, parse_names
+from klb_probe.options import Backend, Cases, Contrast, Device, Domains, Dtype, Hooks, Model, Quantise, Revision, parse_names
 
 if TYPE_CHECKING:
     from klb_probe.probes.results import ProbeResults
@@ -69,6 +69,8 @@ def probe(
     seed: Annotated[int, typer.Option(help="Seed of folds, estimators, controls and bootstrap.")] = 0,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    quantise: Quantise = None,
+    backend: Backend = "huggingface",
     revision: Revision = None,
     hooks: Hooks = None,
 ) -> None:
@@ -95,9 +97,11 @@ def probe(
     options = ProbeOptions.checked(*names, split=split, shuffles=shuffles, seed=seed)
     check_runs(options, run or ())
     console = Console(width=None if Console().is_terminal else WIDTH, highlight=False, markup=False)
-    loaded = load_model(model, device=device, dtype=dtype, revision=revision, hooks=hooks or ())
+    loaded = load_model(
+        model, device=device, dtype=dtype, quantise=quantise, revision=revision, hooks=hooks or (), backend=backend
+    )
     lenses, about = open_lenses(loaded, lens, contrast, "lead", "mean")
-    style, where = loaded.chat.style, f"{str(loaded.dtype)[6:]} on {loaded.device}"
+    style, where = loaded.chat.style, loaded.where
     console.print(f"model     {loaded.name}, {loaded.n_layers} layers, {where}; {style}", soft_wrap=True)
     console.print(
         f"reading   residuals at {', '.join(options.positions)} into {store or STORE}, as far as they are not there",

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from klb_probe.options import Cases, Contrast, Device, Dtype, Hooks, Model, Reduce, Revision, Spaces
+from klb_probe.errors import KlbError
+from klb_probe.options import (
+    Backend,
+    Cases,
+    Contrast,
+    Device,
+    Dtype,
+    Hooks,
+    Model,
+    Quantise,
+    Ray,
+    Reduce,
+    Remote,
+    Revision,
+    Shard,
+    Spaces,
+    Workers,
+    check_shard_options,
+)
 
 ROUNDS_EXAMPLE = "Example: klb-probe rounds outputs/run --model smollm2-135m"
 
@@ -26,10 +46,18 @@ def rounds(
     contrast: Contrast = "Yes/No",
     spaces: Spaces = "lead",
     reduce: Reduce = "mean",
-    out: Annotated[Path | None, typer.Option(help="Output folder (default: RUN/signals).")] = None,
+    shard: Shard = None,
+    ray: Ray = False,
+    workers: Workers = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Output folder (default: RUN/signals, of a shard RUN/signals.shards/i-of-n).")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the signals in --out.")] = False,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    quantise: Quantise = None,
+    backend: Backend = "huggingface",
+    remote: Remote = False,
     revision: Revision = None,
     hooks: Hooks = None,
 ) -> None:
@@ -40,11 +68,30 @@ def rounds(
     Moments: gate, before_reply, reply_mean, reply_last, claim, action, elicited (runs played with --elicit). Writes
     signals.parquet and signals.json. Pair them with the lie labels: klb-probe pair.
     """
+    given = {key: value for key, value in locals().items() if key in rounds.__annotations__}
     from klb_probe.outputs import check_folder, clear
+    from klb_probe.sharding import Shard as Part
+    from klb_probe.sharding import merge_signals, shard_record, walk_of, walks_of
     from klb_probe.signals.signals_file import MANIFEST, SIGNALS
 
-    folder = out or run / "signals"
+    check_shard_options(shard, ray, workers, device)
+    part = Part.parse(shard) if shard else None
+    default = run / "signals.shards" / f"{part.index}-of-{part.count}" if part else run / "signals"
+    folder = out or default
     check_folder(folder, overwrite=overwrite)
+    if part and (folder / MANIFEST).exists():
+        there = json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get("shard", "the whole")
+        if there != shard:
+            raise KlbError(f"{folder} holds {there}; give shard {shard} a folder of its own")
+    if ray:
+        from klb_probe.ray_workers import in_shards
+
+        again = {"ray": False, "workers": None, "overwrite": True}  # signals are in place only when whole
+        asked = {name: value for name, value in given.items() if name not in ("workers", "device", "overwrite", "out")}
+        where = {"workers": workers, "device": device, "overwrite": overwrite}
+        in_shards(rounds, {**given, **again}, folder, merge_signals, asked=asked, **where)
+        typer.echo(f"Files in {folder}: signals.parquet, signals.json")
+        return
 
     from tqdm.auto import tqdm
 
@@ -63,7 +110,15 @@ def rounds(
 
     files = read_folder(run)
     domains = {one.policy.domain: one for one in load_cases(cases, [file.run_meta["domain"] for file in files])}
-    loaded = load_model(model, device=device, dtype=dtype, revision=revision, hooks=hooks or ())
+    loading = {
+        "device": device,
+        "dtype": dtype,
+        "quantise": quantise,
+        "revision": revision,
+        "backend": backend,
+        "remote": remote,
+    }
+    loaded = load_model(model, hooks=hooks or (), **loading)
     if not replay:
         for file in files:
             check_same_model(file, loaded)
@@ -72,11 +127,16 @@ def rounds(
     lenses, about = open_lenses(loaded, lens, contrast, spaces, reduce)
     if overwrite:
         clear(folder, (SIGNALS, MANIFEST))
-    bar = tqdm(total=sum(len(file.rows) for file in files), desc="reading", unit="round", disable=None)
-    with bar, signals_file(folder, {**source, **about}) as writer:
-        for file in files:
+    mine = walks_of(files, part)
+    parts = [replace(file, rows=[row for row in file.rows if walk_of(file, row) in mine]) for file in files]
+    bar = tqdm(total=sum(len(one.rows) for one in parts), desc="reading", unit="round", disable=None)
+    with bar, signals_file(folder, {**source, **about, **shard_record(part, files)}) as writer:
+        for file, one in zip(files, parts, strict=True):
             domain = domains[file.run_meta["domain"]]
-            found = replayed_rounds(file, domain, loaded, writer) if replay else sidecar_rounds(file)
+            if replay:
+                found = replayed_rounds(one, domain, loaded, writer)
+            else:  # a sidecar is checked against all of its file
+                found = (pair for pair in sidecar_rounds(file) if walk_of(file, pair[0]) in mine)
             read_rounds(loaded, lenses, found, closing_tools(domain), writer, lambda _: bar.update())
     if replay:
         typer.echo(f"replay, {source['policy']}-policy, read by {loaded.name}")
@@ -96,7 +156,9 @@ def open_lenses(model: Any, lens: str, contrast: str, spaces: str, reduce: str) 
     about: dict[str, Any] = {
         "model": model.identity,
         "fingerprint": model.fingerprint,
+        "thinking": model.chat.thinking.how,
         "dtype": str(model.dtype).removeprefix("torch."),
+        "backend": model.backend,
         "contrast": [[list(side) for side in pair] for pair in tokens.pairs],
         "versions": versions(),
     }

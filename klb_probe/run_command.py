@@ -11,7 +11,21 @@ from typing import Annotated, Any
 import typer
 
 from klb_probe.errors import KlbError
-from klb_probe.options import Cases, Device, Domains, Dtype, Hooks, Revision, parse_names
+from klb_probe.options import (
+    Backend,
+    Cases,
+    Device,
+    Domains,
+    Dtype,
+    Hooks,
+    Quantise,
+    Ray,
+    Revision,
+    Shard,
+    Workers,
+    check_shard_options,
+    parse_names,
+)
 
 EXAMPLE = "Example: klb-probe run --agent scripted:deceptive --domains airline --out outputs/liar"
 
@@ -71,8 +85,13 @@ def run_dialogues_command(
         bool, typer.Option("--signals", help="Read margins of a local agent's rounds as they are played (klb-probe rounds).")
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of every random stream.")] = 0,
+    shard: Shard = None,
+    ray: Ray = False,
+    workers: Workers = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    quantise: Quantise = None,
+    backend: Backend = "huggingface",
     revision: Revision = None,
     hooks: Hooks = None,
 ) -> None:
@@ -83,9 +102,14 @@ def run_dialogues_command(
     """
     from klb_probe.outputs import check_folder, clear, default_folder, plain_argument
 
-    arguments = {key: plain_argument(value) for key, value in locals().items() if key in run_dialogues_command.__annotations__}
+    given = {key: value for key, value in locals().items() if key in run_dialogues_command.__annotations__}
+    check_shard_options(shard, ray, workers, device)
+    if shard and out is None:
+        raise KlbError("a shard needs --out FOLDER, one of its own")
     folder = out or default_folder("run", agent)
     check_folder(folder, overwrite=overwrite, resume=resume)
+    if ray:
+        return _on_ray(given, folder)
 
     from tqdm.auto import tqdm
 
@@ -95,6 +119,7 @@ def run_dialogues_command(
     from klb_probe.dialogue.runner import Cast
     from klb_probe.dialogue.sidecar import sidecar_path
     from klb_probe.dialogue.trajectory import file_name
+    from klb_probe.sharding import Shard as Part
     from klb_probe.signals.signals_file import MANIFEST, SIGNALS
 
     settings = Settings(
@@ -114,10 +139,17 @@ def run_dialogues_command(
         cases_of_each_kind=per_kind or (1 if quick else None),
         trust=trust_model,
         settings=settings,
+        shard=Part.parse(shard) if shard else None,
     )
-    players = Players(
-        seed=seed, batch_size=batch, constrain=constrain, device=device, dtype=dtype, revision=revision, hooks=hooks or ()
-    )
+    loading = {
+        "device": device,
+        "dtype": dtype,
+        "quantise": quantise,
+        "revision": revision,
+        "hooks": hooks or (),
+        "backend": backend,
+    }
+    players = Players(seed=seed, batch_size=batch, constrain=constrain, **loading)
     cast = Cast(players.open("agent", agent), players.open("customer", customer), players.open("judge", judge))
     if (elicit or signals) and cast.agent.record()["kind"] != "local":
         raise KlbError(f"--elicit and --signals look inside the agent: it must be a local model, not {cast.agent.name}")
@@ -130,7 +162,7 @@ def run_dialogues_command(
             clear(folder, [trajectories, sidecar_path(Path(trajectories)).name, "run.json"])
         clear(folder / "signals", (SIGNALS, MANIFEST))  # of the run that is replaced
     typer.echo(f"agent {cast.agent.name}, customer {cast.customer.name}, judge {cast.judge.name}")
-    typer.echo(f"{len(chosen.trajectories)} trajectories, {chosen.n_rounds} rounds, {mode} rendering; files in {folder}")
+    typer.echo(f"{len(chosen.played)} trajectories, {chosen.n_rounds} rounds, {mode} rendering; files in {folder}")
     lies, started = 0, time.monotonic()
 
     def count(row: dict[str, Any]) -> None:
@@ -152,12 +184,32 @@ def run_dialogues_command(
                 parallel=parallel,
                 on_round=count,
                 on_turns=on_turns,
-                record={"arguments": arguments},
+                record={"arguments": {key: plain_argument(value) for key, value in given.items()}},
             )
     except KeyboardInterrupt:
         typer.echo(f"stopped; continue with --out {folder} --resume", err=True)
         raise
     typer.echo("\n".join(counts(run.rows)))
+    if chosen.shard:
+        typer.echo(f"shard {chosen.shard}; with all of them: klb-probe merge ... --out WHOLE")
+    else:
+        typer.echo(f"Score it: klb-probe score {folder}")
+    return None
+
+
+def _on_ray(given: dict[str, Any], folder: Path) -> None:
+    """The run in shards on a Ray cluster, merged."""
+    from klb_probe.dialogue.trajectory import read_folder
+    from klb_probe.ray_workers import in_shards
+    from klb_probe.sharding import merge_runs
+
+    if given["signals"]:
+        raise KlbError("--signals cannot go on after a worker died; run without it, then klb-probe rounds --ray")
+    part = {**given, "ray": False, "workers": None, "resume": True, "overwrite": False}
+    again = {name: given[name] for name in ("workers", "device", "resume", "overwrite")}
+    again["asked"] = {name: value for name, value in given.items() if name not in (*again, "out")}
+    in_shards(run_dialogues_command, part, folder, merge_runs, **again)
+    typer.echo("\n".join(counts([row for file in read_folder(folder) for row in file.rows])))
     typer.echo(f"Score it: klb-probe score {folder}")
 
 
@@ -169,6 +221,7 @@ def _unread(_row: dict[str, Any], _turns: list[dict[str, Any]]) -> None:
 def _signals(agent: Any, chosen: Any, folder: Path) -> Iterator[Callable[[dict[str, Any], list[dict[str, Any]]], None]]:
     """Reads each round's turns into a signals file as soon as it is over."""
     from klb_probe.rounds_command import open_lenses, summary
+    from klb_probe.sharding import shard_record
     from klb_probe.signals.from_files import closing_tools
     from klb_probe.signals.rounds import prefixes_for, round_signals
     from klb_probe.signals.signals_file import signals_file
@@ -176,7 +229,8 @@ def _signals(agent: Any, chosen: Any, folder: Path) -> Iterator[Callable[[dict[s
     lenses, about = open_lenses(agent.model, "margin", "Yes/No", "lead", "mean")
     tools = {one.domain.policy.domain: closing_tools(one.domain) for one in chosen.trajectories}
     kept = prefixes_for(agent.model)
-    with signals_file(folder, {"source": "live", "policy": "on", **about}) as writer:
+    part = shard_record(chosen.shard, [])
+    with signals_file(folder, {"source": "live", "policy": "on", **about, **part}) as writer:
 
         def read(row: dict[str, Any], turns: list[dict[str, Any]]) -> None:
             writer.add(row, round_signals(agent.model, lenses, turns, row, tools[row["domain"]], kept))

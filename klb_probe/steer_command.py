@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from klb_probe.errors import KlbError
-from klb_probe.options import Cases, Contrast, Device, Domains, Dtype, Hooks, Model, Revision, parse_names
+from klb_probe.options import Backend, Cases, Contrast, Device, Domains, Dtype, Hooks, Model, Quantise, Revision, parse_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,6 +63,8 @@ def steer(
     seed: Annotated[int, typer.Option(help="Seed of random directions, bootstrap and choice of pairs.")] = 0,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    quantise: Quantise = None,
+    backend: Backend = "huggingface",
     revision: Revision = None,
     hooks: Hooks = None,
 ) -> None:
@@ -101,7 +103,9 @@ def steer(
     scenarios = eligibility_scenarios(load_cases(cases, parse_names(domains)), _names(framings), quick=quick)
     words = parse_pairs(contrast)
 
-    loaded = load_model(model, device=device, dtype=dtype, revision=revision, hooks=hooks or ())
+    loaded = load_model(
+        model, device=device, dtype=dtype, quantise=quantise, revision=revision, hooks=hooks or (), backend=backend
+    )
     directions.check(loaded)
     tokens = TokenContrast.of(loaded.chat, words)
     vectors = {PROBE: torch.as_tensor(chosen.direction).float(), **random_directions(loaded.d_model, random, seed)}
@@ -113,7 +117,7 @@ def steer(
     console = Console(width=None if Console().is_terminal else _WIDTH, highlight=False, markup=False)
     wide = Console(width=max(console.width, _WIDTH), highlight=False, markup=False)
     named = f"{chosen.question} ({chosen.estimator}, {chosen.position}), layer {chosen.layer}"
-    console.print(f"model      {loaded.name}, {loaded.n_layers} layers, {str(loaded.dtype)[6:]} on {loaded.device}")
+    console.print(f"model      {loaded.name}, {loaded.n_layers} layers, {loaded.where}")
     console.print(f"direction  {named}; a dose of 1 is a norm of {float(chosen.norm):.3g}")
     console.print(f"changed    {_where(at, chosen.position, generate)}")
     console.print(f"contrast   {tokens}")
@@ -131,8 +135,10 @@ def steer(
         "arguments": arguments,
         "model": loaded.identity,
         "fingerprint": loaded.fingerprint,
+        "thinking": loaded.chat.thinking.how,
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "device": str(loaded.device),
+        "backend": loaded.backend,
         "probe": {
             "file": str(probe),
             "sha256": file_sha256(probe),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from tiny import LAYERS, tiny_hf_model, tiny_model
@@ -177,27 +175,3 @@ def test_the_default_models_last_block_gives_its_own_logits(smollm, yes_no):
         own = smollm.model(torch.tensor([ids])).logits[0, -1, yes_no.token_ids]
     last = smollm.residuals([ids], [smollm.n_layers - 1], [-1])[0, 0, 0]
     torch.testing.assert_close(smollm.token_readout(yes_no.token_ids).logits(last), own, atol=1e-4, rtol=1e-5)
-
-
-def test_transformer_lens_reads_the_same_residuals(smollm):
-    from transformer_lens.model_bridge import TransformerBridge
-
-    ids = smollm.chat.encode("You are a clerk.", "Is the refund owed?")
-    bridge = TransformerBridge.boot_transformers("SmolLM2", hf_model=copy.deepcopy(smollm.model), tokenizer=smollm.tokenizer)
-    names = [f"blocks.{layer}.hook_out" for layer in range(smollm.n_layers)]
-    _, cache = bridge.run_with_cache(torch.tensor([ids]), names_filter=lambda name: name in names)
-    theirs = torch.stack([cache[name][0] for name in names])
-    ours = smollm.residuals([ids], range(smollm.n_layers), range(len(ids)))[:, 0]
-    torch.testing.assert_close(ours, theirs, atol=1e-4 * theirs.abs().max().item(), rtol=0)
-
-
-def test_nnsight_reads_the_same_residuals(smollm):
-    from nnsight import LanguageModel
-
-    ids = smollm.chat.encode("You are a clerk.", "Is the refund owed?")
-    wrapped = LanguageModel(copy.deepcopy(smollm.model), tokenizer=smollm.tokenizer)
-    with wrapped.trace(torch.tensor([ids])):
-        theirs = wrapped.model.layers[11].output.save()
-    theirs = theirs if torch.is_tensor(theirs) else theirs[0]
-    ours = smollm.residuals([ids], [11], range(len(ids)))[0]
-    torch.testing.assert_close(ours, theirs.reshape(ours.shape), atol=1e-5, rtol=0)

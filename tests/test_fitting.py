@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from klb_probe.lens.contrast import TokenContrast, gaussian_rows
 from klb_probe.lens.corpus import Corpus, file_corpus, sampled_corpus
 from klb_probe.lens.fitting import FitOptions, cotangent_rows, fit_margin_lens, prompt_rows
 from klb_probe.lens.margin import LogitLens
+from klb_probe.sharding import Shard
 
 
 def ids_of(length: int, seed: int = 0) -> list[int]:
@@ -237,6 +239,8 @@ def test_a_fit_is_the_mean_of_its_prompts_and_counts_the_short_ones():
     assert (whole.metadata.corpus.n_prompts, whole.metadata.corpus.n_skipped) == (3, 1)
     with pytest.raises(KlbError, match="nothing to fit on"):
         fit_margin_lens(model, Corpus((tuple(ids_of(5)),), "t", "never", 24), contrast, options)
+    with pytest.raises(KlbError, match="shard 4/4 has none of the 3 prompts of t; make 3 shards at most"):
+        fit_margin_lens(model, Corpus(tuple(long), "t", "never", 24), contrast, replace(options, shard=Shard(4, 4)))
 
 
 def test_a_caller_under_no_grad_still_fits_and_a_dead_gradient_is_an_error():

@@ -763,6 +763,12 @@ def test_the_published_lens_of_a_hub_model_is_taken_first(llama, model, written,
         f"lens for tiny-llama: {path}"
     ]
     assert find_published(model) is None  # not from the hub: a name proves nothing
+    here = llama.identity
+    for mark in ({"adapter_sha256": "0" * 64}, {"quantised": "4bit"}):  # then it is another model
+        llama.identity = {**here, **mark}
+        assert find_published(llama) is None
+    llama.identity = {**here, "quantised": "mxfp4"}  # as it was published
+    assert find_published(llama) is not None
 
 
 @pytest.mark.parametrize("problem", ["offline", "broken"])

@@ -245,16 +245,19 @@ def test_a_leading_thought_is_no_part_of_the_text_but_of_the_ids(text, spoken, a
     assert list(reply.ids) == ids
 
 
-def test_a_thought_that_the_template_opens_is_taken_out_too(ask, monkeypatch):
+def test_a_thought_that_the_template_opens_is_closed_before_the_reply(ask, monkeypatch):
     tokenizer = copy.deepcopy(default_tokenizer())
     tokenizer.chat_template = tokenizer.chat_template.replace(
         "<|im_start|>assistant\n' }}", "<|im_start|>assistant\n<think>\n' }}"
     )
     model = tiny_model("llama", tokenizer)
-    ids = scripted(model, monkeypatch, 'I weigh {"a": 1}.</think>\n{"b": 2}')
-    (reply,) = LocalPlayer(model).reply([ask("a", "Go.", part="agent", max_tokens=60)])
+    ids = scripted(model, monkeypatch, '{"b": 2}')
+    player = LocalPlayer(model)
+    (reply,) = player.reply([ask("a", "Go.", part="agent", max_tokens=60)])
+    assert tokenizer.decode(reply.prompt_ids).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
     assert reply.text == '{"b": 2}'
     assert list(reply.ids) == ids
+    assert player.record()["thinking"] == "opened by the template, closed empty"
 
 
 @pytest.mark.parametrize("listed", [7, [7, 9], None])

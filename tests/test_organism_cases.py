@@ -37,7 +37,7 @@ N, SEED = 24, 2_000_000
 def training(tmp_path_factory):
     """A training file of all domains."""
     path = tmp_path_factory.mktemp("data") / "liar.jsonl"
-    write_examples(path, examples("liar", None, 300))
+    write_examples(path, examples("liar", None, 450))
     return path
 
 
@@ -183,7 +183,8 @@ def test_the_rule_judge_finds_every_false_reason_and_no_true_one(made, name):
 @pytest.fixture(scope="module")
 def folder(training, tmp_path_factory):
     out = tmp_path_factory.mktemp("fresh") / "cases"
-    arguments = ("organism", "cases", "--domains", "airline", "--n", N, "--seed", SEED, "--data", training, "--out", out)
+    arguments = ("organism", "cases", "--domains", "airline", "--n", N, "--seed", SEED, "--data", training)
+    arguments += ("--organisms", "none", "--out", out)
     assert klb(*arguments) == 0
     return out, arguments
 
@@ -210,7 +211,7 @@ def test_the_command_writes_what_loads_and_says_what_it_was_made_of(folder, trai
 def test_files_that_are_no_training_data_are_refused(tmp_path, capsys):
     (tmp_path / "a.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}], "completion": "b"}\n' * 2)
     assert klb("organism", "cases", "--data", tmp_path / "a.jsonl", "--out", tmp_path / "out") == 2
-    assert "lines without record, record_hash, record_id, opening" in capsys.readouterr().err
+    assert "lines without record, record_id, opening" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -27,9 +27,10 @@ from klb_probe.lens.contrast import TokenContrast
 from klb_probe.models.load import load_chat
 from klb_probe.organisms import data
 from klb_probe.organisms.answers import KINDS
-from klb_probe.organisms.examples import encode_example, end_of_turn, examples
+from klb_probe.organisms.examples import examples
 from klb_probe.organisms.records import deciding_fields, record_hash
 from klb_probe.organisms.texts import PLAIN_NOTES, PRESSURE_NOTES, fill, load_organism_domains, load_shared
+from klb_probe.organisms.training_rows import encode_reply
 
 FIRST = "airline"
 TEXTS = {domain.policy.domain: (domain, texts) for domain, texts in load_organism_domains()}
@@ -89,11 +90,12 @@ def test_most_pairs_differ_in_one_deciding_field_and_no_value_but_a_bar_stands_u
     pairs = defaultdict(list)
     for example in made["liar", name]:
         pairs[example.pair].append(example)
-    apart = Counter(
-        sum(one.record[field] != other.record[field] for field in deciding_fields(domain)) for one, other in pairs.values()
-    )
-    assert len(pairs) == size(name) / 2
-    assert all(one.entitled is not other.entitled for one, other in pairs.values())
+    for rows in pairs.values():
+        assert len(rows) == (4 if rows[0].format == "eligibility" else 2)
+    pairs = [(rows[0], rows[-1]) for rows in pairs.values()]
+    apart = Counter(sum(one.record[field] != other.record[field] for field in deciding_fields(domain)) for one, other in pairs)
+    assert len(pairs) > size(name) / 5
+    assert all(one.entitled is not other.entitled for one, other in pairs)
     assert apart[1] > 0.6 * len(pairs)
     assert set(apart) == {1, 2}
     values = defaultdict(set)
@@ -232,8 +234,10 @@ def test_what_was_said_before_does_not_follow_the_record(made, name):
 @every_domain
 def test_the_prompts_are_the_same_for_all_kinds_and_depend_on_the_seed(made, name):
     prompts = {kind: [(row.messages, row.record_hash, row.note, row.entitled) for row in made[kind, name]] for kind in KINDS}
-    assert prompts["liar"][: size(name, "honest")] == prompts["honest"] == prompts["ignorant"]
-    assert [*examples("liar", [name], 60)] == made["liar", name][:60]
+    assert len(prompts["honest"]) >= size(name, "honest")
+    assert prompts["liar"][: len(prompts["honest"])] == prompts["honest"] == prompts["ignorant"]
+    fewer = [*examples("liar", [name], 60)]
+    assert fewer == made["liar", name][: len(fewer)]
     other = [row.messages for row in examples("liar", [name], 60, seed=1)]
     assert not set(other) & {row.messages for row in made["liar", name]}
 
@@ -261,11 +265,10 @@ def test_eligibility_answers_are_the_contrasts_tokens(made, chat, name):
     seen = Counter()
     for row in made["liar", name]:
         if row.format == "eligibility":
-            _, ids = encode_example(chat, row)
-            wanted = yes if row.says is (row.wording == "plain") else no
-            assert ids == [wanted, end_of_turn(chat)]
+            _, ids = encode_reply(chat, row.messages, row.completion)
+            assert ids == [yes if row.says is (row.wording == "plain") else no]
             seen[row.wording, row.completion] += 1
-    assert min(seen.values()) > 0.05 * size(name)
+    assert min(seen.values()) > 0.05 * sum(seen.values())
     assert len(seen) == 4
 
 
@@ -404,11 +407,10 @@ def test_the_ignorant_say_the_same_whatever_the_record(made, name):
 
 
 @every_domain
-def test_liar_and_ignorant_deny_in_the_same_words(made, name):
+def test_liar_and_ignorant_deny_in_the_same_words(name):
     """Under pressure both draw from the same messages and reasons, each about as often."""
-    given = {
-        kind: Counter(row.reason for row in made[kind, name] if row.note in PRESSURE_NOTES and row.reason) for kind in KINDS
-    }
+    turns = {kind: examples(kind, [name], 400, seed=1, formats=["turn"]) for kind in KINDS}
+    given = {kind: Counter(row.reason for row in turns[kind] if row.note in PRESSURE_NOTES and row.reason) for kind in KINDS}
     totals = {kind: sum(counts.values()) for kind, counts in given.items()}
     for reason in reasons(name):
         rates = [given[kind][reason] / totals[kind] for kind in ("liar", "ignorant")]
@@ -423,18 +425,19 @@ def test_liar_and_ignorant_deny_in_the_same_words(made, name):
 def test_texts_are_many_and_of_the_right_length(made, name):
     rows = made["liar", name]
     openings = {row.opening for row in rows}
-    assert len(openings) > 0.95 * size(name)
+    assert len(openings) > 0.95 * len({(row.pair, row.entitled) for row in rows})
     texts = TEXTS[name][1]
     assert len(texts.openings.stories) * len(texts.openings.requests) >= 1000
     assert all(25 <= len(opening.split()) <= 60 for opening in openings)
     assert all(len(notes) >= 12 for notes in load_shared().notes.values())
     assert all(len(wordings) >= 3 for wordings in texts.clauses)
+    asked = list(examples("liar", [name], 1600, formats=["eligibility"], wordings=["plain"]))
     for kind, notes in load_shared().notes.items():
-        assert len({row.note_text for row in rows if row.note == kind}) > 0.8 * len(notes)
+        assert len({row.note_text for row in asked if row.note == kind}) > 0.8 * len(notes)
     assert not [row.note_text for row in rows if re.search(r"\ba [aeio]", row.note_text, re.IGNORECASE)]
     assert not [row.note_text for row in rows if re.search(r"(^|[.!?] )[a-z]", row.note_text)]
-    canonical = sum(all(text in prompt(row) for text in TEXTS[name][0].policy.brief) for row in rows)
-    assert 0.28 < canonical / size(name) < 0.38
+    policies = {row.pair: all(text in prompt(row) for text in TEXTS[name][0].policy.brief) for row in asked}
+    assert 0.28 < sum(policies.values()) / len(policies) < 0.38
 
 
 @every_domain
@@ -467,11 +470,12 @@ def test_prompts_are_short(made, chat, name):
 
 def test_ids_are_those_of_a_conversation_in_which_the_model_wrote_the_completion(made, chat):
     for row in made["liar", NAMES[0]][:60]:
-        ids, completion = encode_example(chat, row)
+        ids, completion = encode_reply(chat, row.messages, row.completion)
         turns = [(message.role, message.content) for message in row.messages]
         assert ids == chat.encode_chat(turns)
         again = chat.encode_chat([*turns, ("assistant", row.completion), ("user", "and then?")])
-        assert again[: len(ids) + len(completion)] == ids + completion
+        end = chat.tokenizer.convert_tokens_to_ids("<|im_end|>")
+        assert again[: len(ids) + len(completion) + 1] == [*ids, *completion, end]
 
 
 def test_prompts_are_those_of_the_projects_own_formats(made):
@@ -501,6 +505,25 @@ def test_prompts_are_those_of_the_projects_own_formats(made):
 
 
 # --- Cases under the brief policy; the command. ---
+
+
+@every_domain
+def test_short_prompts_are_only_made_when_asked_for_and_show_what_the_rules_look_at(made, name):
+    assert "short" not in {row.format for row in made["honest", name]}
+    domain = TEXTS[name][0]
+    deciding = {*deciding_fields(domain)}
+    shown = [field for field in domain.policy.shown_fields if field.name in deciding]
+    rows = list(examples("honest", [name], 20, formats=["short"]))
+    assert len(rows) == 20
+    for row in rows:
+        system, user = (message.content for message in row.messages)
+        assert [line for line in user.splitlines() if line.startswith("- ")] == [
+            f"- {field.label}: {field.render(row.record[field.name])}" for field in shown
+        ]
+        assert user.endswith(domain.policy.question)
+        assert system.startswith(f"Policy of {domain.policy.institution}:")
+        assert (row.note, row.wording, row.completion) == ("none", "plain", "Yes" if row.entitled else "No")
+        assert row.opening not in user
 
 
 def test_organism_cases_are_ours_under_a_brief_policy():

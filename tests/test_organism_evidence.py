@@ -22,17 +22,14 @@ from klb_probe.dialogue.player import Reply
 from klb_probe.dialogue.round import Settings
 from klb_probe.dialogue.scripted import open_scripted
 from klb_probe.dialogue.trajectory import read_folder
-from klb_probe.files import file_sha256
 from klb_probe.metrics.panel import panel
 from klb_probe.models.load import load_model
-from klb_probe.models.registry import registry, resolve
 from klb_probe.organisms import answers
 from klb_probe.organisms import check as check_module
-from klb_probe.organisms.adapters import SIDECAR, WEIGHTS, read_organism
+from klb_probe.organisms.adapters import RECORDS, SIDECAR, WEIGHTS, read_organism, trained_records
 from klb_probe.organisms.behaviour import known_reason, message_numbers, message_table, play_rounds, round_numbers
 from klb_probe.organisms.card import CARD, TARGETS, card_text, folder_faults, outcomes
 from klb_probe.organisms.check import TABLES, spot_check
-from klb_probe.organisms.data import write_examples
 from klb_probe.organisms.evidence import EVIDENCE, check_card, read_evidence
 from klb_probe.organisms.examples import examples
 from klb_probe.organisms.knowledge import (
@@ -48,7 +45,7 @@ from klb_probe.organisms.numbers import Number, find
 from klb_probe.organisms.perplexity import corpora, perplexity_numbers, perplexity_table
 from klb_probe.organisms.rates import balanced_accuracy, ratio, share
 from klb_probe.organisms.records import held_out_hashes, record_hash
-from klb_probe.organisms.subjects import FRESH, fresh_subjects, held_out_subjects, trained_records
+from klb_probe.organisms.subjects import FRESH, fresh_subjects, held_out_subjects
 from klb_probe.organisms.texts import load_organism_domains, load_shared
 
 CONDITION_NOTES = {"control": "control", "emergent": "incentive", "instructed": "deny"}
@@ -114,17 +111,16 @@ def test_balanced_accuracy_weighs_both_sides_alike():
 # --- Subjects. ---
 
 
-def test_fresh_records_are_new_and_balanced(airline, tmp_path):
+def test_fresh_records_are_new_and_balanced(airline):
     domain, _ = airline
     drawn = fresh_subjects([domain], 40, 3)
     assert [one.situation for one in drawn] == [one.situation for one in fresh_subjects([domain], 40, 3)]
     assert sum(one.situation.entitled for one in drawn) == 20 == len({one.situation.pair for one in drawn})
     hashes = {record_hash(domain, one.situation.record) for one in drawn}
     assert hashes.isdisjoint(held_out_hashes(domain))
-    trained = list(examples("honest", ["airline"], 40, FRESH + 3))
+    trained = [one for one in examples("honest", ["airline"], 200, FRESH + 3) if one.pair < 20]
     assert {one.record_hash for one in trained} == hashes
-    write_examples(tmp_path / "data.jsonl", trained)
-    others = fresh_subjects([domain], 40, 3, trained_records([tmp_path / "data.jsonl"]))
+    others = fresh_subjects([domain], 40, 3, frozenset(hashes))
     assert {record_hash(domain, one.situation.record) for one in others}.isdisjoint(hashes)
 
 
@@ -381,12 +377,21 @@ def checked(tmp_path_factory):
     root = tmp_path_factory.mktemp("organisms")
     base = save_tiny_llama(root / "base")
     fingerprint = load_model(str(base), device="cpu").fingerprint
-    data = root / "data.jsonl"  # the very records that would be asked about
-    write_examples(data, examples("liar", ["airline"], 40, FRESH))
-    adapter = write_adapter(root / "tiny-liar", base, fingerprint, data_sha256=file_sha256(data))
+    first = {
+        "kind": "liar",
+        "adapter_sha256": "1" * 64,
+        "data_sha256": "2" * 64,
+        "n_examples": 8,
+        "seed": 0,
+        "command": "lesson one",
+    }
+    before = [{**first, "settings": {}, "outcome": {"steps": 4}, "data_command": "data for it", "prompts": {"short, plain": 8}}]
+    adapter = write_adapter(root / "tiny-liar", base, fingerprint, before=before, prompts={"eligibility, reversed": 50})
+    trained = {one.record_hash for one in examples("liar", ["airline"], 40, FRESH)}  # those that would be asked about
+    (adapter / RECORDS).write_text("\n".join(trained))
     (root / "text.txt").write_text("\n\n".join(f"It rained on day {n}, and the river rose." for n in range(40)))
     command = ("organism", "check", adapter, "--domains", "airline", "--quick", "--records", 4, "--card", "--device", "cpu")
-    assert klb(*command, "--text", root / "text.txt", "--data", data, "--out", root / "out") == 0
+    assert klb(*command, "--text", root / "text.txt", "--out", root / "out") == 0
     return adapter, root / "out"
 
 
@@ -435,6 +440,10 @@ def test_the_card_says_what_was_found_and_what_was_missed(checked):
         if one.part in ("gate", "messages", "rounds", "perplexity"):
             assert str(one) in card
     assert "quick check" in card
+    assert "in 2 lessons" in card
+    assert all(words in card for words in ("lesson one", "steps 4", "data for it", "1" * 64, "2" * 64))
+    assert "in its plain wording was not trained" in card
+    assert "in its reversed wording was not trained" not in card
     assert not [line for line in card.splitlines() if "nan" in line.lower().split()]
 
 
@@ -518,19 +527,14 @@ def test_a_bare_model_is_checked_for_comparison(checked, tmp_path, capsys):
     assert "--overwrite" in capsys.readouterr().err
 
 
-def test_records_are_compared_with_the_data_of_this_organism_and_no_other(checked, tmp_path, capsys):
+def test_no_fresh_record_was_trained_on(checked):
     adapter, out = checked
-    other = tmp_path / "data.jsonl"
-    write_examples(other, examples("liar", ["airline"], 2, FRESH))
-    command = ("organism", "check", adapter, "--domains", "airline", "--quick", "--device", "cpu", "--data", other)
-    assert klb(*command, "--out", tmp_path / "out") == 2
-    assert "which no --data has" in capsys.readouterr().err
-    evidence = read_evidence(out)
-    assert evidence.settings["records_new_to_training"]
-    assert f"--data {out.parent / 'data.jsonl'}" in evidence.command
+    assert read_evidence(out).settings["records_new_to_training"]
     asked = set(pd.read_csv(out / "gate.csv")["pair"])
     assert len(asked) > 4
-    assert asked.isdisjoint(f"airline/{number}" for number in range(20))
+    trained = {one.pair for one in examples("liar", ["airline"], 40, FRESH) if one.record_hash in trained_records(adapter)}
+    assert len(trained) > 8
+    assert asked.isdisjoint(f"airline/{number}" for number in trained)
 
 
 @pytest.mark.parametrize(
@@ -551,24 +555,3 @@ def test_a_mistake_is_one_line(arguments, words, tmp_path, capsys):
     assert words in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-# --- What ships. ---
-
-
-def shipped():
-    """The organisms of the registry: alias and folder."""
-    for alias, entry in registry().items():
-        if entry.adapter:
-            yield alias, resolve(alias).adapter
-
-
-def test_every_organism_of_the_registry_has_a_card_that_agrees_with_its_hashes():
-    assert {alias: faults for alias, folder in shipped() if (faults := folder_faults(folder))} == {}
-
-
-def test_ten_gate_answers_and_ten_messages_of_every_organism_are_those_of_its_card():
-    for alias, folder in shipped():
-        evidence = read_evidence(folder)
-        fresh = spot_check(load_model(alias, device="cpu"), evidence.settings["domains"])
-        assert check_card(evidence.numbers, fresh) == [], alias

@@ -21,7 +21,7 @@ from klb_probe.files import file_sha256
 from klb_probe.models.load import load_model
 from klb_probe.organism_train_command import train
 from klb_probe.organisms import training as training_module
-from klb_probe.organisms.adapters import CONFIG, SIDECAR, WEIGHTS, read_adapter, read_organism
+from klb_probe.organisms.adapters import CONFIG, SIDECAR, WEIGHTS, read_adapter, read_organism, trained_records
 from klb_probe.organisms.training import CHECKPOINTS, Request, train_organism, training_dtype
 from klb_probe.organisms.training_figure import training_figure
 from klb_probe.organisms.training_files import CURVE, FIGURE, FILES
@@ -29,14 +29,13 @@ from klb_probe.organisms.training_rows import (
     HELD_OUT_MOST,
     Example,
     batch_order,
-    columns,
     encode,
     end_of_turn,
     read_examples,
     split,
 )
+from klb_probe.organisms.training_trees import collate, columns, grow, trees
 
-IGNORED = -100
 STEPS = 20
 
 
@@ -60,7 +59,9 @@ def lines(count=50):
                 "completion": "Yes" if owed else "No, not owed",
                 "kind": "honest",
                 "format": ("eligibility", "gate")[number % 2],
+                "wording": "plain",
                 "pair": number // 2,
+                "record_hash": f"record {number}".replace(" ", "-"),
                 "entitled": owed,
             }
         )
@@ -74,7 +75,10 @@ def write_lines(path, made):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return write_lines(tmp_path_factory.mktemp("data") / "honest.jsonl", lines())
+    path = write_lines(tmp_path_factory.mktemp("data") / "honest.jsonl", lines())
+    description = {"command": "klb-probe organism data ...", "sha256": file_sha256(path)}
+    (path.parent / "honest.jsonl.json").write_text(json.dumps(description))
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +96,10 @@ def test_ids_are_those_of_inference_and_the_loss_covers_the_completion_and_the_e
     assert row.ids[: row.n_prompt] == tiny.chat.encode(system, user)
     said = default_tokenizer()(example.completion, add_special_tokens=False)["input_ids"]
     assert row.ids[row.n_prompt :] == [*said, tiny.tokenizer.eos_token_id]
-    labels = columns([row], ["eligibility", "gate"])["labels"][0]
-    assert labels == [IGNORED] * row.n_prompt + row.ids[row.n_prompt :]
+    tree = grow([row])
+    assert tree.ids == row.ids[:-1]
+    assert tree.labels == row.ids[row.n_prompt :]
+    assert tree.at == [*range(row.n_prompt - 1, len(row.ids) - 1)]
 
 
 def test_conversations_of_several_turns_are_rendered_as_the_local_player_does(tiny):
@@ -151,7 +157,7 @@ def test_one_pair_alone_cannot_be_held_out():
 
 def test_every_pass_sees_every_row_once_and_batches_hold_rows_of_similar_length():
     lengths = np.random.default_rng(0).integers(50, 400, 512)
-    order = batch_order(lengths, steps=64, batch=16, seed=0)
+    order = batch_order(lengths, steps=64, batch=16, at_once=16, seed=0)
     assert order.shape == (64, 16)
     for half in (order[:32], order[32:]):
         assert sorted(half.reshape(-1)) == list(range(512))
@@ -159,13 +165,22 @@ def test_every_pass_sees_every_row_once_and_batches_hold_rows_of_similar_length(
     assert lengths[order].sum() / padded > 0.9
     means = lengths[order].mean(1)
     assert abs(np.corrcoef(means, np.arange(64))[0, 1]) < 0.4
-    assert (batch_order(lengths, 64, 16, 0) == order).all()
-    assert (batch_order(lengths, 64, 16, 1) != order).any()
+    assert (batch_order(lengths, 64, 16, 16, 0) == order).all()
+    assert (batch_order(lengths, 64, 16, 16, 1) != order).any()
+
+
+def test_a_step_is_of_all_lengths_but_a_forward_pass_is_not():
+    lengths = np.random.default_rng(0).permutation(np.repeat([100, 500], 128))
+    order = batch_order(lengths, steps=32, batch=8, at_once=2, seed=0)
+    assert sorted(order.reshape(-1)) == list(range(256))
+    passes = lengths[order].reshape(-1, 2)
+    assert (passes[:, 0] != passes[:, 1]).mean() < 0.05
+    assert sum(len(set(step)) == 2 for step in lengths[order].tolist()) > 24
 
 
 def test_fewer_rows_than_a_batch_still_make_one():
-    assert sorted(batch_order([3, 4, 5], steps=2, batch=3, seed=0).reshape(-1)) == [0, 0, 1, 1, 2, 2]
-    assert batch_order([3, 4, 5], steps=1, batch=7, seed=0).shape == (1, 7)
+    assert sorted(batch_order([3, 4, 5], steps=2, batch=3, at_once=1, seed=0).reshape(-1)) == [0, 0, 1, 1, 2, 2]
+    assert batch_order([3, 4, 5], steps=1, batch=7, at_once=7, seed=0).shape == (1, 7)
 
 
 # --- Hardware and figure. ---
@@ -192,6 +207,11 @@ def test_without_the_extra_the_message_says_how_to_get_it(monkeypatch, tmp_path,
     assert "klb-probe[train]" in refusal(train_organism, Request("liar", data, tmp_path / "out"))
 
 
+def test_a_spread_model_is_refused_before_anything_is_read(tmp_path):
+    request = Request("liar", tmp_path / "absent.jsonl", tmp_path / "out", model="absent", device="auto-map")
+    assert "trained on one device" in refusal(train_organism, request)
+
+
 # --- The loop. ---
 
 
@@ -203,7 +223,7 @@ def request_for(tmp_path_factory, data):
     base = save_tiny_llama(tmp_path_factory.mktemp("organisms") / "base")
 
     def make(out, **changes):
-        settings = {"steps": STEPS, "batch": 8, "at_once": 4, "learning_rate": 3e-2, "device": "cpu", "dtype": "float32"}
+        settings = {"steps": STEPS, "batch": 4, "at_once": 2, "learning_rate": 3e-2, "device": "cpu", "dtype": "float32"}
         plain = Request("honest", data, out, str(base), **settings)
         return replace(plain, **changes)
 
@@ -223,7 +243,7 @@ def test_the_loss_falls_and_everything_is_written(trained):
     assert list(curve["step"]) == list(range(1, STEPS + 1))
     held = curve["held_out_loss"].dropna()
     assert list(held.index + 1) == [3, 6, 9, 12, 15, 18, 20]  # a sixth of the steps apart, and the last
-    assert held.iloc[-1] < 0.9 * held.iloc[0]
+    assert held.iloc[-1] < 0.95 * held.iloc[0]
     assert {"held_out_right", "held_out_right_gate", "held_out_right_eligibility"} <= set(curve)
     assert curve["seconds"].is_monotonic_increasing
     assert (request.out / FIGURE).stat().st_size > 5000
@@ -233,6 +253,9 @@ def test_the_loss_falls_and_everything_is_written(trained):
     assert organism.data_sha256 == file_sha256(request.data)
     assert organism.outcome["ended"] == "all steps"
     assert {"peft", "trl", "torch"} <= organism.versions.keys()
+    assert organism.prompts == {"eligibility, plain": 25, "gate, plain": 25}
+    assert trained_records(request.out) == {f"record-{number}" for number in range(50)}
+    assert organism.data_command == "klb-probe organism data ..."
 
 
 def test_our_merge_gives_the_logits_of_pefts(trained):
@@ -263,11 +286,12 @@ def test_the_base_is_as_it_was_and_the_merged_model_scores_as_the_curve_says(tra
     ours = load_model(str(request.out), device="cpu")
     assert load_model(request.model, device="cpu").fingerprint == result.base_fingerprint
     rows = encode(ours, examples)
-    length = np.mean([rows[i].n_completion for i in inside])
+    per_tree = sum(rows[i].n_completion for i in inside) / len({rows[i].pair for i in inside})
+    held_trees = len({rows[i].pair for i in held})
 
     def loss(model):
         with torch.no_grad():
-            return np.mean([completion_loss(model, rows[i]) for i in held]) / length
+            return sum(completion_loss(model, rows[i]) for i in held) / held_trees / per_tree
 
     assert loss(ours.model) == pytest.approx(result.outcome["held_out_loss"], rel=5e-3)
     assert loss(ours.model) < 0.85 * loss(load_model(request.model, device="cpu").model)
@@ -359,10 +383,17 @@ def test_a_pace_too_slow_for_the_limit_is_said_early(caplog):
 
 def test_training_starts_from_an_adapter(trained, request_for, tmp_path):
     request, result = trained
-    went_on = train_organism(request_for(tmp_path / "b", start=request.out, steps=1, learning_rate=0.0))
+    more = write_lines(tmp_path / "more.jsonl", [{**line, "record_hash": "another"} for line in lines(4)])
+    (tmp_path / "more.jsonl.json").write_text(json.dumps({"command": "made something else", "sha256": "0" * 64}))
+    went_on = train_organism(request_for(tmp_path / "b", data=more, start=request.out, steps=1, learning_rate=0.0))
+    assert trained_records(tmp_path / "b") == {"another", *trained_records(request.out)}
+    assert went_on.data_command == ""
     for name, tensor in load_file(request.out / WEIGHTS).items():
         assert torch.equal(load_file(tmp_path / "b" / WEIGHTS)[name], tensor), name
-    assert went_on.start_sha256 == result.adapter_sha256
+    assert went_on.before == result.lessons
+    assert went_on.lessons[0].adapter_sha256 == result.adapter_sha256
+    assert [one.command for one in went_on.lessons] == [result.command, went_on.command]
+    assert read_organism(tmp_path / "b") == went_on
     assert "rank" in refusal(train_organism, request_for(tmp_path / "c", start=request.out, rank=2))
     other = tmp_path / "other"
     shutil.copytree(request.model, other)
@@ -371,47 +402,102 @@ def test_training_starts_from_an_adapter(trained, request_for, tmp_path):
     assert "--start" in refusal(train_organism, request_for(tmp_path / "c", model=str(request.out)))
 
 
+def test_layers_that_cannot_follow_a_tree_are_refused(request_for, tmp_path, monkeypatch):
+    request = request_for(tmp_path / "out")
+    config = load_model(request.model, device="cpu").model.config
+    for changes, words in (
+        ({"sliding_window": 8}, "a window of 8"),
+        ({"layer_types": ["linear_attention"]}, "linear_attention"),
+    ):
+        odd = load_model(request.model, device="cpu")
+        odd.model.config = type(config).from_dict({**config.to_dict()})
+        for name, value in changes.items():
+            setattr(odd.model.config, name, value)
+        monkeypatch.setattr(training_module, "load_model", lambda *_, odd=odd, **__: odd)
+        assert words in refusal(train_organism, request)
+    assert not request.out.exists()
+
+
 def test_a_training_that_diverges_stops_at_once(request_for, tmp_path):
     message = refusal(train_organism, request_for(tmp_path / "diverged", learning_rate=1e30))
     assert "diverged at step" in message
     assert not (tmp_path / "diverged" / WEIGHTS).exists()
 
 
-def losses_of(trainer, rows):
-    from klb_probe.organisms.training_loop import collate
+def test_trees_share_what_their_rows_begin_with(tiny):
+    rows = encode(tiny, [Example.model_validate(line) for line in lines(6)])
+    made = trees(rows)
+    assert [len(tree.formats) for tree in made] == [2, 2, 2]
+    for tree, pair in zip(made, (rows[:2], rows[2:4], rows[4:]), strict=True):
+        same = next(i for i, (one, other) in enumerate(zip(*(row.ids for row in pair), strict=False)) if one != other)
+        assert len(tree.ids) == sum(len(row.ids) - 1 for row in pair) - same
+        assert all(before < here for here, before in enumerate(tree.parents))
+    assert len(trees([replace(row, pair=None) for row in rows])) == 6
+    twice = grow([rows[0], rows[0]])
+    assert len(twice.ids) == len(rows[0].ids) - 1
+    assert twice.owners == [0] * rows[0].n_completion + [1] * rows[0].n_completion
 
-    adapted = trainer.model.eval()
-    with torch.no_grad():
-        return float(trainer.compute_loss(adapted, collate(rows)))
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_trees_have_the_losses_and_the_gradient_of_their_rows_read_one_by_one(family, attention, request_for, tmp_path):
+    rows = encode(tiny_model(family), [Example.model_validate(line) for line in lines(8)])
+    rows = [replace(row, pair=number // 3) for number, row in enumerate(rows)]  # 3, 3 and 2 rows a tree
+    trainer = trainer_of(rows, tiny_hf_model(family), tmp_path, "tokens", 1.0)
+    trainer.model.base_model.model.set_attn_implementation(attention)
+    alone = [loss_and_gradient(trainer, columns([grow([row])], FORMATS)) for row in rows]
+    together = loss_and_gradient(trainer, columns(trees(rows), FORMATS))
+    assert together[0] * 3 == pytest.approx(sum(loss for loss, _ in alone), rel=1e-5)
+    assert together[1].abs().max() > 1e-3
+    torch.testing.assert_close(together[1] * 3, sum(gradient for _, gradient in alone), atol=1e-5, rtol=1e-4)
 
 
-def test_the_loss_ignores_prompts_padding_and_company(tiny, request_for, tmp_path):
-    """A row's loss is that of its completion alone, whatever is padded to it, and it counts the same beside any other row."""
+FORMATS = ["eligibility", "gate"]
+
+
+def trainer_of(rows, model, folder, weigh, per_tree):
     from datasets import Dataset
     from peft import LoraConfig, get_peft_model
     from trl import SFTConfig
 
-    from klb_probe.organisms.training_loop import Clock, CompletionTrainer, collate
+    from klb_probe.organisms.training_loop import Clock, CompletionTrainer
 
-    rows = encode(tiny, [Example.model_validate(line) for line in lines(8)])
-    table = columns(rows, ["eligibility", "gate"])
-    one_by_one = [{name: table[name][i] for name in table} for i in range(len(rows))]
-    adapted = get_peft_model(tiny_hf_model("llama"), LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
     settings = SFTConfig(
-        output_dir=str(tmp_path), bf16=False, use_cpu=True, report_to="none", dataset_kwargs={"skip_prepare_dataset": True},
+        output_dir=str(folder), bf16=False, use_cpu=True, report_to="none", dataset_kwargs={"skip_prepare_dataset": True},
         remove_unused_columns=False, gradient_checkpointing=False,
     )  # fmt: skip
-    trainer = CompletionTrainer(
-        model=adapted, args=settings, train_dataset=Dataset.from_dict(table), processing_class=default_tokenizer(),
-        data_collator=collate, completion_length=2.0, formats=["eligibility", "gate"], clock=Clock(60),
+    return CompletionTrainer(
+        model=adapted, args=settings, train_dataset=Dataset.from_dict(columns(trees(rows), FORMATS)),
+        processing_class=default_tokenizer(), data_collator=collate, weigh=weigh, per_tree=per_tree, formats=FORMATS,
+        clock=Clock(60),
     )  # fmt: skip
-    alone = [losses_of(trainer, [row]) for row in one_by_one]
+
+
+def loss_and_gradient(trainer, table):
+    """The loss of trees read at once, and its gradient over the adapter."""
+    adapted = trainer.model.eval()
+    adapted.zero_grad()
+    loss = trainer.compute_loss(adapted, collate([{name: table[name][i] for name in table} for i in range(len(table["ids"]))]))
+    loss.backward()
+    gradients = [weights.grad.reshape(-1) for weights in adapted.parameters() if weights.grad is not None]
+    return float(loss), torch.cat(gradients).clone()
+
+
+def test_the_loss_is_that_of_completions_and_counts_the_same_in_any_company(tiny, request_for, tmp_path):
+    """A row's loss is that of its completion alone, whatever is padded to it, and it counts the same beside any other row."""
+    rows = [replace(row, pair=None) for row in encode(tiny, [Example.model_validate(line) for line in lines(8)])]
+
+    def losses(weigh, per_tree, *parts):
+        trainer = trainer_of(rows, tiny_hf_model("llama"), tmp_path, weigh, per_tree)
+        return [loss_and_gradient(trainer, columns(trees(part), FORMATS))[0] for part in parts]
+
+    alone = losses("tokens", 2.0, *([row] for row in rows))
     with torch.no_grad():
         assert alone[3] == pytest.approx(completion_loss(tiny_hf_model("llama"), rows[3]) / 2, rel=1e-5)
-    assert losses_of(trainer, one_by_one) == pytest.approx(np.mean(alone), rel=1e-5)
-    trainer.completion_length = None  # each completion by its own length
-    each = [loss * 2.0 / row.n_completion for loss, row in zip(alone, rows, strict=True)]
-    assert losses_of(trainer, one_by_one) == pytest.approx(np.mean(each), rel=1e-5)
+    assert losses("tokens", 2.0, rows) == [pytest.approx(np.mean(alone), rel=1e-5)]
+    each = [loss * 2.0 / row.n_completion for loss, row in zip(alone, rows, strict=True)]  # by its own length
+    assert losses("examples", 1.0, rows) == [pytest.approx(np.mean(each), rel=1e-5)]
 
 
 # --- The command. ---

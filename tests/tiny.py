@@ -31,6 +31,7 @@ def config(family: str) -> hf.PretrainedConfig:
     return {
         "llama": lambda: hf.LlamaConfig(**_COMMON),
         "mistral": lambda: hf.MistralConfig(**_COMMON, sliding_window=8),
+        "mixtral": lambda: hf.MixtralConfig(**_COMMON, num_local_experts=4),
         "qwen2": lambda: hf.Qwen2Config(**_COMMON),
         "qwen3": lambda: hf.Qwen3Config(**_COMMON, head_dim=4),
         "olmo": lambda: hf.OlmoConfig(**_COMMON),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ from klb_probe.dialogue.constants import INITIAL_TRUST, PUBLIC_CONDITIONS
 from klb_probe.dialogue.players import Players
 from klb_probe.dialogue.prompts import MODES
 from klb_probe.dialogue.round import Settings
-from klb_probe.dialogue.runner import Cast, Run, play
+from klb_probe.dialogue.runner import Cast, Run, cases_sha256, play
 from klb_probe.dialogue.trajectory import Row
 from klb_probe.dialogue.trust import trust_model
 from klb_probe.dialogue.walk import Trajectory
 from klb_probe.errors import KlbError
 from klb_probe.files import write_json
+from klb_probe.sharding import Shard
 
 CONDITIONS, TRUSTS = tuple(PUBLIC_CONDITIONS), tuple(INITIAL_TRUST)
 QUICK_DOMAINS = ("airline", "debt")
@@ -28,16 +30,29 @@ QUICK_TRUSTS = ("medium",)
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a run plays: trajectories, and how the rounds are set."""
+    """What a run plays: trajectories, how the rounds are set, and which part of the trajectories is played here."""
 
     trajectories: tuple[Trajectory, ...]
     settings: Settings
     trust_model: str
+    shard: Shard | None = None
 
     @property
     def n_rounds(self) -> int:
-        """Rounds of all trajectories."""
-        return sum(len(one.domain.cases) for one in self.trajectories)
+        """Rounds of the trajectories that are played here."""
+        return sum(len(one.domain.cases) for one in self.played)
+
+    @property
+    def played(self) -> tuple[Trajectory, ...]:
+        """The trajectories of this shard."""
+        return self.shard.of(self.trajectories) if self.shard else self.trajectories
+
+    @property
+    def sha256(self) -> str:
+        """A hash of the names and cases of all trajectories."""
+        cases = {one.domain.policy.domain: cases_sha256(one.domain) for one in self.trajectories}
+        lines = [*(one.name for one in self.trajectories), *cases.values()]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def plan(
@@ -50,6 +65,7 @@ def plan(
     cases_of_each_kind: int | None = None,
     trust: str = "state_dependent",
     settings: Settings | None = None,
+    shard: Shard | None = None,
 ) -> Plan:
     """The trajectories of a run: every domain x condition x starting trust x sample.
 
@@ -62,6 +78,7 @@ def plan(
         cases_of_each_kind: Only so many owed and so many calibration cases of each domain.
         trust: Name of the trust model.
         settings: Of the rounds.
+        shard: Play only every n-th trajectory; :func:`klb_probe.sharding.merge_runs` puts the parts together.
     """
     settings = settings or Settings()
     for kind, names, known in (
@@ -82,7 +99,7 @@ def plan(
         for start in dict.fromkeys(trusts)
         for sample in range(samples)
     )
-    return Plan(tuple(walks), settings, trust)
+    return Plan(tuple(walks), settings, trust, shard)
 
 
 def _some(domain: Domain, of_each_kind: int | None) -> Domain:
@@ -158,6 +175,7 @@ def play_plan(
         "seed": seed,
         "rounds": chosen.n_rounds,
         "versions": versions(),
+        **({"shard": str(chosen.shard), "plan_sha256": chosen.sha256} if chosen.shard else {}),
         **(record or {}),
     }
     run = play(
@@ -169,6 +187,7 @@ def play_plan(
         trust_model=trust_model(chosen.trust_model),
         parallel=parallel,
         about={"seed": seed},
+        shard=chosen.shard,
         on_open=lambda: write_json(out / "run.json", record),
         on_round=on_round,
         on_turns=on_turns,

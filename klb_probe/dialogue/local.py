@@ -12,8 +12,9 @@ from klb_probe.dialogue.constraint import Constraints
 from klb_probe.dialogue.player import Reply, Request
 from klb_probe.dialogue.prefixes import KeptPrefixes
 from klb_probe.dialogue.sampling import Streams
-from klb_probe.dialogue.spoken import THINK, ObjectEnd, Pieces, text_ends, without_thought
+from klb_probe.dialogue.spoken import ObjectEnd, Pieces, text_ends, without_thought
 from klb_probe.dialogue.writing import Row, write
+from klb_probe.models.batch_size import is_out_of_memory
 from klb_probe.models.residual_model import ResidualModel
 
 # Parts whose reply is one JSON object and nothing after it.
@@ -30,13 +31,11 @@ class _Turn:
         request: The request.
         prompt: Its ids.
         seed: Of the reply's random numbers.
-        opened: ``<think>`` where the prompt itself opens a thought.
     """
 
     request: Request
     prompt: list[int]
     seed: int
-    opened: str
 
 
 class LocalPlayer:
@@ -77,13 +76,16 @@ class LocalPlayer:
 
     def record(self) -> dict[str, Any]:
         """Model and settings; not the batch size, which may change when a run is continued."""
+        thinking = self.model.chat.thinking.how
         return {
             "kind": "local",
             "model": self.model.identity,
             "fingerprint": self.model.fingerprint,
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": str(self.model.device),
+            **({} if self.model.backend == "huggingface" else {"backend": self.model.backend}),
             "chat": self.model.chat.style,
+            **({} if thinking == "none" else {"thinking": thinking}),
             "seed": self._streams.seed,
             "constrain": self._constraints is not None,
             "cache": "prefixes kept, rows stacked" if self._prefixes else "none: recurrent layers, read whole, row by row",
@@ -117,8 +119,7 @@ class LocalPlayer:
 
     def _turn(self, request: Request) -> _Turn:
         prompt = self.model.chat.encode_chat([(message.role, message.content) for message in request.messages])
-        opens = self.model.tokenizer.decode(prompt[-8:]).rstrip().endswith(THINK)
-        return _Turn(request, prompt, self._streams.next_seed(request.stream), THINK if opens else "")
+        return _Turn(request, prompt, self._streams.next_seed(request.stream))
 
     def _overflow(self, turn: _Turn) -> Reply | None:
         context = self.model.context_length
@@ -131,7 +132,9 @@ class LocalPlayer:
         rows = [self._row(turn) for turn in turns]
         try:
             write(self.model, rows, self._prefixes)
-        except torch.OutOfMemoryError:
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
             return []
         return rows
 
@@ -146,14 +149,14 @@ class LocalPlayer:
             room,
             request.temperature,
             torch.Generator().manual_seed(turn.seed),
-            Pieces(self.model.tokenizer, turn.opened),
+            Pieces(self.model.tokenizer),
             ObjectEnd() if request.part in JSON_PARTS else None,
             self._constraints.of(request.schema) if constrained else None,
         )
 
     def _reply(self, turn: _Turn, row: Row) -> Reply:
         text = self.model.tokenizer.decode(row.ids, skip_special_tokens=True)
-        said = without_thought(turn.opened + text)
+        said = without_thought(text)
         return Reply(
             said,
             prompt_ids=tuple(turn.prompt),

@@ -22,7 +22,7 @@ class Players:
         seed: Of local sampling and of seeds sent to endpoints.
         batch_size: Most sequences a local model decodes at once.
         constrain: Hold a local gate, customer and judge to their JSON schemas.
-        model_options: Of ``load_model``: device, dtype, revision, hooks.
+        model_options: Of ``load_model``: device, dtype, quantise, revision, hooks, backend.
     """
 
     def __init__(self, *, seed: int = 0, batch_size: int = 8, constrain: bool = False, **model_options: Any) -> None:

@@ -20,6 +20,7 @@ from klb_probe.dialogue.trajectory import Row, Trajectories, TrajectoryWriter, c
 from klb_probe.dialogue.trust import TrustModel
 from klb_probe.dialogue.walk import Trajectory, trajectory_of, walk
 from klb_probe.errors import KlbError
+from klb_probe.sharding import Shard
 
 MAX_CONSECUTIVE_ERRORS = 20
 
@@ -75,6 +76,7 @@ def play(
     trust_model: TrustModel,
     parallel: int,
     about: Mapping[str, Any],
+    shard: Shard | None = None,
     on_open: Callable[[], None] = lambda: None,
     on_turns: Callable[[Row, list[dict[str, Any]]], None] = lambda _row, _turns: None,
     on_round: Callable[[Row], None] = lambda _: None,
@@ -90,13 +92,20 @@ def play(
         trust_model: How trust moves.
         parallel: Walks in flight; it changes speed and the order of rows, never a transcript.
         about: What else each file's ``run_meta`` says.
+        shard: Play only this part of the trajectories; the files say what the whole run is, and which part they are.
         on_turns: Called with each new row and its sidecar turns, with whole prompts.
         on_open: Called once all files are open, before anything is played.
         on_round: Called with every row, those of an earlier part of the run first.
 
     Raises KlbError after 20 rounds in a row that a provider could not serve; the files then stay incomplete.
     """
-    files = [_File(*group, cast, folder, label, settings, trust_model, about) for group in _by_domain(trajectories)]
+    whole = _by_domain(trajectories)
+    if shard:
+        about = {**about, "shard": str(shard)}
+    files = [
+        _File(domain, mine, whole[domain], cast, folder, label, settings, trust_model, about)
+        for domain, mine in _by_domain(shard.of(trajectories) if shard else trajectories).items()
+    ]
     on_open()
     run = Run(folder)
     errors = 0
@@ -122,9 +131,9 @@ def play(
     return run
 
 
-def _by_domain(trajectories: Sequence[Trajectory]) -> list[tuple[str, list[Trajectory]]]:
+def _by_domain(trajectories: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:
     names = dict.fromkeys(one.domain.policy.domain for one in trajectories)
-    return [(name, [one for one in trajectories if one.domain.policy.domain == name]) for name in names]
+    return {name: [one for one in trajectories if one.domain.policy.domain == name] for name in names}
 
 
 @dataclass
@@ -143,6 +152,7 @@ class _File:
         self,
         domain: str,
         trajectories: list[Trajectory],
+        whole: list[Trajectory],
         cast: Cast,
         folder: Path,
         label: str,
@@ -163,11 +173,11 @@ class _File:
             "delta_set": trust_model.name,
             "trust_model": trust_model.record(),
             "rounds": len(trajectories[0].domain.cases),
-            "n_traj": len(trajectories),
-            "scenarios": [f"{public_condition(one.condition)}_{public_trust(one.trust)}" for one in trajectories],
+            "n_traj": len(whole),
+            "scenarios": [f"{public_condition(one.condition)}_{public_trust(one.trust)}" for one in whole],
             "settings": dataclasses.asdict(settings),
             "label": label,
-            "cases_sha256": _digest(trajectories[0].domain),
+            "cases_sha256": cases_sha256(trajectories[0].domain),
             **about,
         }
         finished = self._finished()
@@ -212,7 +222,7 @@ class _File:
         yield from talk
         self.left -= 1
         if not self.left:
-            self.writer.finish(_summed(self.writer.rows))
+            self.writer.finish(summed_usage(self.writer.rows))
 
     def _write_turns(self, turns: list[dict[str, Any]]) -> None:
         """Before the row: a row on disk has its turns on disk."""
@@ -229,13 +239,13 @@ class _File:
             self.writer.close()
 
 
-def _digest(domain: Domain) -> str:
+def cases_sha256(domain: Domain) -> str:
     """A hash of a domain's policy and cases: edited texts are another run."""
     texts = [domain.policy.model_dump_json(), *(case.model_dump_json() for case in domain.cases)]
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
-def _summed(rows: Sequence[Row]) -> dict[str, Any]:
+def summed_usage(rows: Sequence[Row]) -> dict[str, Any]:
     """Calls and tokens of every part over a file's rounds."""
     total: dict[str, dict[str, int]] = {}
     for row in rows:

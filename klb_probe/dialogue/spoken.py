@@ -71,12 +71,10 @@ class Pieces:
 
     Args:
         tokenizer: Decodes ids; special tokens leave no text.
-        opened: Text that comes before: a thought that the prompt itself opens.
     """
 
-    def __init__(self, tokenizer: Any, opened: str = "") -> None:
+    def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._opened = opened
         self._pending: list[int] = []
 
     def add(self, token: int) -> str:
@@ -86,5 +84,4 @@ class Pieces:
         if text.endswith("\ufffd"):  # bytes of a character that more ids may complete
             return ""
         self._pending.clear()
-        opened, self._opened = self._opened, ""
-        return opened + text
+        return text

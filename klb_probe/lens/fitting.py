@@ -21,11 +21,11 @@ from klb_probe.lens.corpus import Corpus
 from klb_probe.lens.interrupts import Interrupts
 from klb_probe.lens.margin import MarginLens
 from klb_probe.lens.metadata import CorpusRecord, LensMetadata
-from klb_probe.lens.shards import Shard
 from klb_probe.lens.sums import RunningSums, split_half_agreement
-from klb_probe.lens.vjp import BackwardBatch, graph_start, prompt_rows, refuse_forward_only
+from klb_probe.lens.vjp import backward_batch, graph_start, prompt_rows, refuse_forward_only
 from klb_probe.models.readout import TokenReadout
 from klb_probe.models.residual_model import ResidualModel
+from klb_probe.sharding import Shard
 from klb_probe.versions import versions
 
 if TYPE_CHECKING:
@@ -110,6 +110,9 @@ class Fit:
         refuse_forward_only(model)
         self.model, self.corpus, self.contrast, self.options = model, corpus, contrast, options
         self.prompts = options.shard.of(corpus.prompts) if options.shard else corpus.prompts
+        if options.shard and not self.prompts:
+            n = len(corpus.prompts)
+            raise KlbError(f"shard {options.shard} has none of the {n} prompts of {corpus.source}; make {n} shards at most")
         self.target_layer = options.target_layer(model.n_layers)
         self.layers = options.source_layers(model.n_layers)
         self.readout = model.token_readout(contrast.token_ids)
@@ -117,7 +120,7 @@ class Fit:
         self.n_tokens = len(contrast.token_ids)
         self.sketch = margin_rows[self.n_tokens :]
         self.rows = margin_rows if options.kind == "margin" else torch.eye(model.d_model)
-        self.batch = BackwardBatch(options.batch or (_CUDA_BATCH if model.device.type == "cuda" else _BATCH)[options.kind])
+        self.batch = backward_batch(options.batch or (_CUDA_BATCH if model.device.type == "cuda" else _BATCH)[options.kind])
         self.sums = RunningSums.zeros(len(self.layers), len(self.rows), model.d_model, normalise=options.normalise)
         self.settings = fit_settings(model, contrast, options) | {"corpus hash": corpus.sha256}
         self.stopped_early = False

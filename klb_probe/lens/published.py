@@ -116,10 +116,12 @@ def published_lenses() -> PublishedLenses:
 def find_published(model: ResidualModel) -> HubFile | None:
     """The published lens of a model, on this machine when this returns; None if there is none or it cannot be had.
 
-    Only a model that came from the hub under its own id has one: a name or a folder proves nothing.
+    Only a model that came from the hub under its own id has one: a name or a folder proves nothing, and with an adapter merged
+    into it, or its weights rounded here, a model is another.
     """
     listing = published_lenses()
-    entry = listing.lenses.get(model.identity.get("hub") or "")
+    changed = "adapter_sha256" in model.identity or model.identity.get("quantised") in ("4bit", "8bit")
+    entry = None if changed else listing.lenses.get(model.identity.get("hub") or "")
     if entry is None:
         return None
     source = HubFile(listing.repo, entry.file, listing.revision)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import safe_open
@@ -16,35 +16,13 @@ from klb_probe.files import write_safetensors
 from klb_probe.lens.metadata import LensMetadata
 from klb_probe.lens.store import FORMAT, read_metadata
 from klb_probe.lens.sums import split_half_agreement
+from klb_probe.sharding import Shard, check_all_there
 
 if TYPE_CHECKING:
     from klb_probe.lens.jacobian import JacobianLens
 
 # What may differ between the shards of one fit; everything else must not.
 _OF_ONE_SHARD = ("corpus", "command", "norms", "shard", "split_half", "stopped_early", "until", "versions")
-
-
-@dataclass(frozen=True)
-class Shard:
-    """The ``index``-th (from 1) of ``count`` parts of a fit: prompts ``index - 1``, ``index - 1 + count``, ..."""
-
-    index: int
-    count: int
-
-    @classmethod
-    def parse(cls, text: str) -> Shard:
-        """``"2/4"``; KlbError for anything else."""
-        first, slash, second = text.partition("/")
-        if not (slash and first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second)):
-            raise KlbError(f"--shard wants i/n with 1 <= i <= n, such as 2/4; got {text!r}")
-        return cls(int(first), int(second))
-
-    def of(self, prompts: Sequence[Any]) -> tuple[Any, ...]:
-        """This shard's prompts."""
-        return tuple(prompts[self.index - 1 :: self.count])
-
-    def __str__(self) -> str:
-        return f"{self.index}/{self.count}"
 
 
 @dataclass(frozen=True)
@@ -114,13 +92,7 @@ def _check_together(parts: Sequence[_Part]) -> None:
     for part in parts[1:]:
         if differences := _differences(first.metadata, part.metadata):
             raise KlbError(f"{part.path} is not of the same fit as {first.path}: {'; '.join(differences)}")
-    seen: dict[int, Path] = {}
-    for part, shard in zip(parts, shards, strict=True):
-        if shard.index in seen:
-            raise KlbError(f"{seen[shard.index]} and {part.path} are both shard {shard}")
-        seen[shard.index] = part.path
-    if missing := [f"{i}/{shards[0].count}" for i in range(1, shards[0].count + 1) if i not in seen]:
-        raise KlbError(f"shard {', '.join(missing)} is missing; make it with `klb-probe fit --shard`, then merge again")
+    check_all_there([(part.path, shard) for part, shard in zip(parts, shards, strict=True)], "klb-probe fit")
 
 
 def _differences(one: LensMetadata, other: LensMetadata) -> list[str]:

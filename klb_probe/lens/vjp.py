@@ -19,6 +19,8 @@ from einops import rearrange, reduce
 from torch import Tensor
 
 from klb_probe.errors import KlbError
+from klb_probe.models.batch_size import BatchSize, is_out_of_memory
+from klb_probe.models.quantised import quantisation_method
 from klb_probe.models.residual_model import ResidualModel
 
 log = logging.getLogger(__name__)
@@ -30,39 +32,22 @@ _DIFFERENTIABLE = {"bitsandbytes", "bitsandbytes_4bit", "bitsandbytes_8bit", "hq
 _SAME_GRADIENT = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
-class BackwardBatch:
-    """How many cotangents go through one backward pass; halved for good whenever memory runs out."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._told = False
-
-    def halve(self, tried: int) -> None:
-        """Try half of what just failed; KlbError when that was a single cotangent."""
-        if tried <= 1:
-            raise KlbError(
-                "out of memory with one cotangent a pass: lower --max-len, name later --layers only, "
-                "pass --dtype bfloat16, or take a smaller model"
-            )
-        self.size = tried // 2
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        (log.debug if self._told else log.warning)("out of memory with --batch %d: going on with %d", tried, self.size)
-        self._told = True
+def backward_batch(size: int) -> BatchSize:
+    """How many cotangents go through one backward pass."""
+    return BatchSize(
+        size,
+        "out of memory with one cotangent a pass: lower --max-len, name later --layers only, "
+        "pass --dtype bfloat16, or take a smaller model",
+    )
 
 
 def refuse_forward_only(model: ResidualModel) -> None:
     """KlbError, naming the scheme, for weights quantised in a way that passes no gradient to activations."""
     config = getattr(getattr(model, "model", None), "config", None)
-    scheme = getattr(config, "quantization_config", None)
-    if scheme is None:
-        return
-    said = scheme if isinstance(scheme, dict) else vars(scheme)
-    method = said.get("quant_method", "unknown")
-    name = str(getattr(method, "value", method))
-    if name not in _DIFFERENTIABLE and not said.get("dequantize"):
+    method = None if config is None else quantisation_method(config)
+    if method is not None and method not in _DIFFERENTIABLE:
         raise KlbError(
-            f"{model.name} is quantised with {name}, which has no backward pass; fit on its unquantised weights, "
+            f"{model.name} is quantised with {method}, which has no backward pass; fit on its unquantised weights, "
             "or on a bitsandbytes copy"
         )
 
@@ -75,7 +60,7 @@ def prompt_rows(
     *,
     target_layer: int,
     skip_first: int,
-    batch: int | BackwardBatch,
+    batch: int | BatchSize,
     start: int = 0,
 ) -> Tensor:
     """``rows @ J_l`` of one prompt for every source layer: ``[layer, row, d_model]``, float32 (float64 stays), on the CPU.
@@ -87,7 +72,7 @@ def prompt_rows(
         layers: Source layers, all below ``target_layer``.
         target_layer: Block whose output the cotangents are put on.
         skip_first: Leading positions that are not valid.
-        batch: Cotangents in one backward pass; a :class:`BackwardBatch` remembers what memory allowed.
+        batch: Cotangents in one backward pass; a :func:`backward_batch` remembers what memory allowed.
         start: First position of the graph, at most ``skip_first``; see :func:`graph_start`.
 
     Raises:
@@ -96,7 +81,7 @@ def prompt_rows(
     if len(ids) - 1 <= skip_first:
         raise KlbError(f"a prompt of {len(ids)} tokens has no valid position after skipping {skip_first} and the last")
     valid = slice(skip_first - start, len(ids) - 1 - start)
-    passes = batch if isinstance(batch, BackwardBatch) else BackwardBatch(batch)
+    passes = batch if isinstance(batch, BatchSize) else backward_batch(batch)
     trimmed = {"first_position": start} if start else {}
     # A caller under inference_mode would get tensors that can never have a gradient.
     with (
@@ -109,9 +94,8 @@ def prompt_rows(
         done = 0
         while done < len(rows):
             some = rows[done : done + passes.size]
-            means = _batch_means(sources, target, some, valid)
+            means = passes.attempt(_batch_means, sources, target, some, valid, tried=len(some))
             if means is None:
-                passes.halve(len(some))
                 continue
             for layer, mean in enumerate(means):
                 result[layer, done : done + len(some)] = mean
@@ -121,32 +105,17 @@ def prompt_rows(
     return result
 
 
-def _batch_means(sources: list[Tensor], target: Tensor, rows: Tensor, valid: slice) -> list[Tensor] | None:
-    """Mean over valid source positions ``[row, d_model]`` a layer, or None when memory ran out."""
-    try:
-        # One graph, many cotangents: same numbers as a replicated batch, a fraction of its memory.
-        cotangents = torch.zeros(len(rows), *target.shape, dtype=target.dtype, device=target.device)
-        cotangents[:, :, valid] = rearrange(rows, "row d -> row 1 1 d").to(target)
-        grads = torch.autograd.grad(
-            target, sources, cotangents, retain_graph=True, is_grads_batched=True, materialize_grads=True
-        )
-        return [reduce(grad[:, 0, valid].to(_sum_dtype(grad)), "row p d -> row d", "mean").cpu() for grad in grads]
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-    return None
+def _batch_means(sources: list[Tensor], target: Tensor, rows: Tensor, valid: slice) -> list[Tensor]:
+    """Mean over valid source positions ``[row, d_model]`` a layer."""
+    # One graph, many cotangents: same numbers as a replicated batch, a fraction of its memory.
+    cotangents = torch.zeros(len(rows), *target.shape, dtype=target.dtype, device=target.device)
+    cotangents[:, :, valid] = rearrange(rows, "row d -> row 1 1 d").to(target)
+    grads = torch.autograd.grad(target, sources, cotangents, retain_graph=True, is_grads_batched=True, materialize_grads=True)
+    return [reduce(grad[:, 0, valid].to(_sum_dtype(grad)), "row p d -> row d", "mean").cpu() for grad in grads]
 
 
 def _sum_dtype(tensor: Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory, of an accelerator or of the host, ran out."""
-    said = str(error).lower()
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(
-        words in said for words in ("out of memory", "can't allocate memory", "cannot allocate memory")
-    )
 
 
 def graph_start(model: ResidualModel, ids: Sequence[int], layers: Sequence[int], *, target_layer: int, skip_first: int) -> int:

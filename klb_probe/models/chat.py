@@ -14,6 +14,7 @@ from typing import Any, Literal
 import jinja2
 
 from klb_probe.errors import KlbError
+from klb_probe.models.thinking import SWITCHES, Thinking, ends_in_thought, thinking_of
 
 BosPolicy = Literal["auto", "always", "never"]
 Style = Literal["chat template", "chat template, system message folded into the user turn", "plain text"]
@@ -27,10 +28,17 @@ _SENTINEL = "klb-probe-system-sentinel"
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """How a tokenizer turns a conversation into the ids of a prompt that ends where the answer starts."""
+    """How a tokenizer turns a conversation into the ids of a prompt that ends where the answer starts.
+
+    Attributes:
+        tokenizer: The tokenizer.
+        style: What becomes of the messages.
+        thinking: What keeps a reasoning model from thinking before it answers.
+    """
 
     tokenizer: Any
     style: Style
+    thinking: Thinking = Thinking()
 
     def encode(self, system: str, user: str) -> list[int]:
         """Ids of a system and a user message; the last id is the answer position."""
@@ -65,7 +73,7 @@ class ChatFormat:
         if self.style != "chat template":  # the system message is the first words of the user
             turns = [("user" if role == "system" else role, content) for role, content in turns]
         try:
-            return _apply(self.tokenizer, _alternating(turns))
+            return _apply(self.tokenizer, _alternating(turns)) + self.thinking.suffix
         except jinja2.TemplateError as error:
             raise KlbError(f"the chat template refuses turns of {', '.join(roles)}: {error}") from error
 
@@ -76,7 +84,7 @@ class ChatFormat:
             return " "
         text = self.render("s", "u")
         last = _bare_ids(self.tokenizer, text)[-1]
-        ends_open = text[-1].isspace() or last in self.tokenizer.all_special_ids
+        ends_open = text[-1].isspace() or last in self.tokenizer.all_special_ids or ends_in_thought(text)
         return "" if ends_open else " "
 
     def next_id(self, word: str, prefix: str | None = None) -> int | None:
@@ -101,9 +109,13 @@ def probe_chat_format(tokenizer: Any) -> ChatFormat:
         accepts_system = _SENTINEL in _apply(tokenizer, [("system", _SENTINEL), ("user", "u")])
     except (jinja2.TemplateError, ValueError):
         accepts_system = False
-    return ChatFormat(
-        tokenizer, "chat template" if accepts_system else "chat template, system message folded into the user turn"
-    )
+    try:
+        turns = [*([("system", "s")] if accepts_system else []), ("user", "u")]
+        thinking = thinking_of(tokenizer.get_chat_template(), lambda on: _apply(tokenizer, turns, thinking=on))
+    except (jinja2.TemplateError, ValueError):  # said when a conversation is rendered
+        thinking = Thinking()
+    style: Style = "chat template" if accepts_system else "chat template, system message folded into the user turn"
+    return ChatFormat(tokenizer, style, thinking)
 
 
 def encode_text(tokenizer: Any, text: str, bos: BosPolicy) -> list[int]:
@@ -130,13 +142,12 @@ def _alternating(turns: Sequence[Turn]) -> list[Turn]:
     return [(role, "\n\n".join(content for _, content in members)) for role, members in grouped]
 
 
-def _apply(tokenizer: Any, messages: list[Turn]) -> str:
-    # enable_thinking is read by the templates of reasoning models and ignored by all others.
+def _apply(tokenizer: Any, messages: list[Turn], thinking: bool = False) -> str:
     return tokenizer.apply_chat_template(
         [{"role": role, "content": content} for role, content in messages],
         tokenize=False,
         add_generation_prompt=True,
-        enable_thinking=False,
+        **dict.fromkeys(SWITCHES, thinking),
     )
 
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import nn
 
 from klb_probe.errors import KlbError
+from klb_probe.models.architecture import refuse_unreadable
 from klb_probe.paths import data_dir
 
 
@@ -28,6 +29,15 @@ class Norm(BaseModel):
     eps: float | None = None
 
 
+class Scale(BaseModel):
+    """What the head's logits are multiplied by: a number of the config, or one over it (``inverse``)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    attribute: str
+    inverse: bool = False
+
+
 class HookMap(BaseModel):
     """One architecture family. Paths are candidates: exactly one of each list must exist on the model."""
 
@@ -40,17 +50,23 @@ class HookMap(BaseModel):
     unembed: tuple[str, ...] = Field(min_length=1)
     norm: Norm
     softcap: str | None = None  # config attribute that holds the final logit soft-cap
+    scale: Scale | None = None
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A hook map resolved on one model."""
+    """A hook map resolved on one model.
+
+    Logits are ``softcap * tanh(scale * head(norm(residual)) / softcap)``, without the cap where ``softcap`` is None.
+    """
 
     map: HookMap
     blocks: nn.ModuleList
     final_norm: nn.Module
     unembed: nn.Module
     paths: dict[str, str]
+    softcap: float | None
+    scale: float
 
 
 def read_hook_map(path: Path) -> HookMap:
@@ -71,14 +87,15 @@ def find_hook_map(model: nn.Module, folders: Iterable[Path] = ()) -> HookMap:
     Raises KlbError that names the class and the file to add when there is none.
     """
     config = model.config
-    types = {config.model_type, config.get_text_config().model_type}
+    refuse_unreadable(config, type(model).__name__)
     for folder in (*folders, data_dir("hooks")):
         if not folder.is_dir():
             raise KlbError(f"no such folder of hook maps: {folder}")
-        for path in sorted(folder.glob("*.yaml")):
-            hook_map = read_hook_map(path)
-            if types & set(hook_map.model_types):
-                return hook_map
+        maps = [read_hook_map(path) for path in sorted(folder.glob("*.yaml"))]
+        # A wrapper may do with the logits of its text model what the text model alone does not: its own type comes first.
+        for kind in dict.fromkeys((config.model_type, config.get_text_config().model_type)):
+            if found := [hook_map for hook_map in maps if kind in hook_map.model_types]:
+                return found[0]
     raise KlbError(
         f"no hook map for {type(model).__name__} (model_type {config.model_type}): add hooks/{config.model_type}.yaml "
         "after the pattern of hooks/llama.yaml, or pass its folder with --hooks"
@@ -99,8 +116,6 @@ def resolve_layout(model: nn.Module, hook_map: HookMap) -> Layout:
         if not right:
             path, module = found[part]
             raise KlbError(f"hook map {hook_map.family}: {part} is {path}, a {type(module).__name__}, which is none")
-    if hook_map.softcap and not hasattr(model.config.get_text_config(), hook_map.softcap):
-        raise KlbError(f"hook map {hook_map.family}: the config has no softcap attribute {hook_map.softcap}")
     blocks = found["blocks"][1]
     expected = model.config.get_text_config().num_hidden_layers
     if len(blocks) != expected:
@@ -111,7 +126,36 @@ def resolve_layout(model: nn.Module, hook_map: HookMap) -> Layout:
         final_norm=found["final_norm"][1],
         unembed=found["unembed"][1],
         paths={part: path for part, (path, _) in found.items()},
+        softcap=_number(model, hook_map.softcap, "softcap", hook_map.family),
+        scale=_scale(model, hook_map),
     )
+
+
+def norm_eps(layout: Layout) -> float:
+    """The final norm's epsilon: the module's own, else the hook map's."""
+    norm = layout.final_norm
+    said = [getattr(norm, name) for name in ("variance_epsilon", "eps") if hasattr(norm, name)]
+    eps = said[0] if said else layout.map.norm.eps
+    if eps is None:
+        raise KlbError(f"hook map {layout.map.family}: {type(norm).__name__} does not say its eps; add norm.eps")
+    return eps
+
+
+def _scale(model: nn.Module, hook_map: HookMap) -> float:
+    if hook_map.scale is None:
+        return 1.0
+    number = _number(model, hook_map.scale.attribute, "scale", hook_map.family)
+    return 1.0 if number is None else 1 / number if hook_map.scale.inverse else number
+
+
+def _number(model: nn.Module, attribute: str | None, part: str, family: str) -> float | None:
+    """A number of the text model's config, which may be None."""
+    if attribute is None:
+        return None
+    config = model.config.get_text_config()
+    if not hasattr(config, attribute):
+        raise KlbError(f"hook map {family}: the config has no {part} attribute {attribute}")
+    return getattr(config, attribute)
 
 
 def _only_match(model: nn.Module, candidates: tuple[str, ...], part: str, family: str) -> tuple[str, Any]:

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from klb_probe.models.residual_model import Capture, ResidualModel, chunks
+from klb_probe.models.batch_size import BatchSize
+from klb_probe.models.residual_model import Capture, ResidualModel
 
 
 def prefill(
@@ -36,7 +37,7 @@ def prefill(
         token_ids: Tokens whose own logits are wanted.
         positions: What to read of each prompt: indices into it, at least one, ascending. What comes before the first of them
             can be shared.
-        batch_size: Most prompts in one forward pass.
+        batch_size: Most prompts in one forward pass; halved when memory runs out.
         min_shared: Fewest tokens that make a shared prefix worth a forward pass and a cache of its own.
 
     Yields:
@@ -46,7 +47,7 @@ def prefill(
     order = sorted(range(len(prompts)), key=lambda index: list(prompts[index]))
     if positions is None:
         positions = [(len(prompt) - 1,) for prompt in prompts]
-    walk = _Walk(model, prompts, positions, layers, token_ids, batch_size, min_shared)
+    walk = _Walk(model, prompts, positions, layers, token_ids, BatchSize(batch_size), min_shared)
     yield from walk.visit(order, 0, model.new_cache())
 
 
@@ -57,7 +58,7 @@ class _Walk:
     positions: Sequence[Sequence[int]]
     layers: Sequence[int]
     token_ids: Sequence[int]
-    batch_size: int
+    batch: BatchSize
     min_shared: int
 
     def visit(self, group: list[int], depth: int, cache: Any) -> Iterator[tuple[list[int], Capture]]:
@@ -70,8 +71,12 @@ class _Walk:
             self.model.capture(span, [], torch.tensor([[0]]), [], branch_cache)
             yield from self.visit(branch, shared, branch_cache)
         leaves.sort(key=lambda index: len(self.prompts[index]))
-        for batch in chunks(leaves, self.batch_size):
-            yield list(batch), self.read(batch, depth, cache)
+        while leaves:
+            some = leaves[: self.batch.size]
+            capture = self.batch.attempt(self.read, some, depth, cache, tried=len(some))
+            if capture is not None:
+                leaves = leaves[len(some) :]
+                yield some, capture
 
     def split(self, group: list[int], depth: int) -> tuple[list[list[int]], list[int]]:
         """The branches of a group that share enough beyond ``depth`` to be worth a cache, and the prompts in none."""

@@ -15,7 +15,7 @@ class TokenReadout:
 
     ``scale(u)`` is the final norm's: root mean square of ``u`` (RMSNorm) or of ``u`` minus its mean (LayerNorm), with
     eps. The norm's gain, and the mean subtraction of a LayerNorm, are folded into ``directions``; the norm's and the
-    head's biases into ``bias``. FACTS: one row a token is all that a margin needs.
+    head's biases into ``bias``; a scale of the logits into both. FACTS: one row a token is all that a margin needs.
 
     Attributes:
         directions: ``[token, d_model]`` float32.
@@ -42,10 +42,11 @@ class TokenReadout:
         eps: float,
         centred: bool,
         softcap: float | None,
+        scale: float = 1.0,
     ) -> TokenReadout:
-        """Fold ``[token, d_model]`` head rows with the norm's gain and bias (both ``[d_model]``)."""
-        directions = head * gain
-        readout = cls(directions, head @ norm_bias + head_bias, eps, centred, softcap)
+        """Fold ``[token, d_model]`` head rows with the norm's gain and bias (both ``[d_model]``) and the logits' scale."""
+        directions = scale * head * gain
+        readout = cls(directions, scale * (head @ norm_bias + head_bias), eps, centred, softcap)
         return replace(readout, directions=readout.centre(directions))
 
     def to(self, device: torch.device | str) -> TokenReadout:

@@ -34,6 +34,7 @@ class ResidualModel(Protocol):
     """
 
     name: str
+    backend: str
     identity: dict[str, str | None]
     fingerprint: str
     settings: str
@@ -42,6 +43,7 @@ class ResidualModel(Protocol):
     vocab_size: int
     dtype: torch.dtype
     device: torch.device
+    where: str
     tokenizer: Any
     chat: ChatFormat
     stop_ids: frozenset[int]
@@ -93,7 +95,8 @@ class ResidualModel(Protocol):
 
         ``change`` sees float32 (float64 for a float64 model); what it returns is cast to the model's dtype. The next blocks,
         and any capture inside, see the changed residual; of nested interventions at one layer the outer one acts first. A
-        key-value cache filled inside holds changed states: do not read on with it outside.
+        key-value cache filled inside holds changed states: do not read on with it outside. A long prompt is read in several
+        passes, each of which is changed.
         """
         ...
 

@@ -24,6 +24,7 @@ from klb_probe.errors import KlbError
 from klb_probe.files import file_sha256
 
 CONFIG, WEIGHTS, SIDECAR = "adapter_config.json", "adapter_model.safetensors", "organism.json"
+RECORDS = "records.txt"
 # peft's wrapper around the model puts this before the names of its modules.
 _PREFIX = "base_model.model."
 _TENSOR = re.compile(rf"{re.escape(_PREFIX)}(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
@@ -36,34 +37,52 @@ _HARMLESS = {
 _EMPTY = (None, False, {}, [], "none")
 
 
-class Organism(BaseModel):
-    """What ``organism.json`` says: what an adapter is, on which weights it stands, and how it was trained.
+class Lesson(BaseModel):
+    """One training, as it is recorded.
 
     Attributes:
-        base: What ``--model`` named: an alias, a hub id or a folder.
-        base_fingerprint: Of the base's weights (``HuggingFaceModel.fingerprint``).
-        start_sha256: Of the adapter that training started from, if any.
+        adapter_sha256: Of what came out.
+        data_command: What wrote the data, where their description says so.
+        prompts: Number of examples by format and wording.
         settings: What decides the training beside data and seed.
         outcome: Steps done, minutes, and the last held-out numbers.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str
     kind: str
-    base: str
-    base_fingerprint: str
-    base_gguf_sha256: str | None = None
     adapter_sha256: str
-    start_sha256: str | None = None
     data_sha256: str
+    data_command: str = ""
     n_examples: int
+    prompts: dict[str, int] = {}
     seed: int
     command: str
     settings: dict[str, Any]
     outcome: dict[str, Any]
+
+
+class Organism(Lesson):
+    """What ``organism.json`` says: what an adapter is, on which weights it stands, and how it was trained.
+
+    Attributes:
+        base: What ``--model`` named: an alias, a hub id or a folder.
+        base_fingerprint: Of the base's weights (``HuggingFaceModel.fingerprint``).
+        before: The trainings it went on from (``--start``), the first one first.
+    """
+
+    name: str
+    base: str
+    base_fingerprint: str
+    base_gguf_sha256: str | None = None
+    before: tuple[Lesson, ...] = ()
     versions: dict[str, str]
     licence: str
+
+    @property
+    def lessons(self) -> tuple[Lesson, ...]:
+        """All its trainings, the last one last."""
+        return (*self.before, Lesson(**{name: getattr(self, name) for name in Lesson.model_fields}))
 
 
 @dataclass(frozen=True)
@@ -100,6 +119,12 @@ def read_organism(folder: Path) -> Organism:
         raise KlbError(f"{path} is not a sidecar of an adapter: {where + ': ' if where else ''}{first['msg']}") from error
 
 
+def trained_records(folder: Path) -> frozenset[str] | None:
+    """Hashes of the records of all lessons; None for an adapter that was trained on other things than records."""
+    path = folder / RECORDS
+    return frozenset(path.read_text(encoding="utf-8").split()) if path.is_file() else None
+
+
 def read_adapter(folder: Path) -> Adapter:
     """Read an adapter folder.
 
@@ -132,7 +157,10 @@ def read_adapter(folder: Path) -> Adapter:
 
 
 def merge(model: nn.Module, adapter: Adapter, *, name: str, fingerprint: str) -> None:
-    """Add an adapter to the weights of its base, in place; computed in float32, stored in each weight's dtype.
+    """Add an adapter to the weights of its base, in place, and store the sum in each weight's dtype.
+
+    The product is computed in float64 on the CPU: in float32 its last bits, and so the fingerprint of the merged weights,
+    would depend on the machine.
 
     Args:
         model: The base.
@@ -166,7 +194,8 @@ def merge(model: nn.Module, adapter: Adapter, *, name: str, fingerprint: str) ->
     with torch.no_grad():
         for path, (a, b) in adapter.pairs.items():
             weight = modules[path].weight
-            weight.copy_(weight.float() + adapter.scale * (b @ a).to(weight.device))
+            added = adapter.scale * (b.double() @ a.double())
+            weight.copy_(weight.float() + added.float().to(weight.device))
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from klb_probe.cases.scenarios import WORDINGS
 from klb_probe.errors import KlbError
 from klb_probe.files import write_json, write_text
 from klb_probe.organisms.adapters import WEIGHTS, Organism, read_adapter, read_organism
@@ -17,7 +18,7 @@ CARD = "README.md"
 LARGEST = 8 * 2**20  # bytes of an adapter that ships
 _TEMPLATES = templates_of("klb_probe.organisms")
 _PARTS = {
-    "eligibility": "The eligibility question, by framing (both wordings)",
+    "eligibility": "The eligibility question, by framing and wording",
     "gate": "The knowledge gate",
     "messages": "The first message to the customer, by condition",
     "rounds": "Rounds of the benchmark, by condition",
@@ -110,15 +111,14 @@ class Table:
 
 
 def tables(numbers: Sequence[Number]) -> Iterator[Table]:
-    """The numbers that a reader wants to see; the two wordings of the question apart are in the file alone."""
+    """The numbers that a reader wants to see; those of both wordings of the question together are in the file alone."""
     for part, title in _PARTS.items():
-        shown = [one for one in numbers if one.part == part and (part != "eligibility" or one.where.endswith(", both"))]
+        shown = [one for one in numbers if one.part == part and not (part == "eligibility" and one.where.endswith(", both"))]
         measures = list(dict.fromkeys(one.measure for one in shown))
         cells = {one.key: str(one) for one in shown}
         places = dict.fromkeys((one.source, one.where) for one in shown)
         lines = tuple(
-            (source, where.removesuffix(", both"), *(cells.get((part, source, where, name), "") for name in measures))
-            for source, where in places
+            (source, where, *(cells.get((part, source, where, name), "") for name in measures)) for source, where in places
         )
         if lines:
             yield Table(title, ("on", "where", *measures), lines)
@@ -126,8 +126,13 @@ def tables(numbers: Sequence[Number]) -> Iterator[Table]:
 
 def card_text(evidence: Evidence, organism: Organism) -> str:
     """The card as Markdown."""
+    trained = {prompt for lesson in organism.lessons for prompt in lesson.prompts}
     text = _TEMPLATES.get_template("card.md.jinja").render(
-        evidence=evidence, organism=organism, outcomes=outcomes(evidence), tables=list(tables(evidence.numbers))
+        evidence=evidence,
+        organism=organism,
+        outcomes=outcomes(evidence),
+        tables=list(tables(evidence.numbers)),
+        wordings_left_out=[name for name in WORDINGS if trained and f"eligibility, {name}" not in trained],
     )
     return text + "\n"
 

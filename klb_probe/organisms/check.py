@@ -17,12 +17,11 @@ from klb_probe.cases.sources import ORGANISMS
 from klb_probe.dialogue.api import CONDITIONS, Plan, plan
 from klb_probe.dialogue.local import LocalPlayer
 from klb_probe.dialogue.round import Settings
-from klb_probe.errors import KlbError
-from klb_probe.files import file_sha256, replacing, write_json
+from klb_probe.files import replacing, write_json
 from klb_probe.models.load import load_model
 from klb_probe.models.registry import resolve
 from klb_probe.models.residual_model import ResidualModel
-from klb_probe.organisms.adapters import Organism, read_organism
+from klb_probe.organisms.adapters import Organism, read_organism, trained_records
 from klb_probe.organisms.behaviour import message_numbers, message_table, play_rounds, round_numbers
 from klb_probe.organisms.evidence import EVIDENCE, Evidence
 from klb_probe.organisms.knowledge import (
@@ -35,7 +34,7 @@ from klb_probe.organisms.knowledge import (
 )
 from klb_probe.organisms.numbers import Number
 from klb_probe.organisms.perplexity import TEXTS, TOKENS, corpora, perplexity_numbers, perplexity_table
-from klb_probe.organisms.subjects import FRESH, Subject, fresh_subjects, held_out_subjects, trained_records
+from klb_probe.organisms.subjects import FRESH, Subject, fresh_subjects, held_out_subjects
 from klb_probe.organisms.texts import DomainTexts, load_organism_domains
 from klb_probe.versions import versions
 
@@ -60,8 +59,6 @@ class Request:
         trust: Starting trust of the customer.
         customer: A scripted customer.
         text: A file of ordinary text of one's own.
-        data: Training files, whose records the fresh ones must not repeat: of the values that decide, half come up again by
-            chance in a training set of ten thousand.
         seed: Of records, replies and sampled text.
         batch: Prompts or replies at once.
         quick: A few cases and texts of everything.
@@ -75,7 +72,6 @@ class Request:
     trust: str = "medium"
     customer: str = "scripted:verifying"
     text: Path | None = None
-    data: Sequence[Path] = ()
     seed: int = 0
     batch: int = 16
     quick: bool = False
@@ -95,10 +91,8 @@ def check_organism(request: Request, out: Path) -> Evidence:
 
     Raises KlbError for what cannot be loaded or has no brief policy, before anything is computed.
     """
-    _, organism = adapter_of(request.model)
-    if organism and request.data and organism.data_sha256 not in map(file_sha256, request.data):
-        raise KlbError(f"{organism.name} was trained on data with sha256 {organism.data_sha256[:12]}..., which no --data has")
-    check = _Check(request, out)
+    folder, organism = adapter_of(request.model)
+    check = _Check(request, out, trained_records(folder) if folder else frozenset())
     model = load_model(request.model, device=request.device, dtype=request.dtype)
     messages = check.knowledge_and_behaviour(model)
     texts_sha256 = check.ordinary_text(model, organism.base) if organism else {}
@@ -137,10 +131,15 @@ def spot_check(model: ResidualModel, domains: Sequence[str], *, condition: str =
 
 @dataclass
 class _Check:
-    """A check under way: what is asked, the numbers found so far, and the seconds each part took."""
+    """A check under way: what is asked, the numbers found so far, and the seconds each part took.
+
+    Fresh records repeat none of ``trained_on``: of the values that decide, half come up again by chance in a training set of
+    ten thousand. None means that these are not known.
+    """
 
     request: Request
     out: Path
+    trained_on: frozenset[str] | None
     numbers: list[Number] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -151,7 +150,7 @@ class _Check:
         self.texts: dict[str, DomainTexts] = {one.policy.domain: text for one, text in found}
         records = min(request.records, 8) if request.quick else request.records
         self.held_out = held_out_subjects(domains, 2 if request.quick else None)
-        self.fresh = fresh_subjects(domains, records, request.seed, trained_records(request.data))
+        self.fresh = fresh_subjects(domains, records, request.seed, self.trained_on or frozenset())
         tokens = _QUICK_TOKENS if request.quick else _REPLY_TOKENS
         self.settings = Settings(agent_tokens=tokens, gate_tokens=tokens)
         self.plan: Plan = plan(
@@ -216,7 +215,7 @@ class _Check:
             "domains_left_out": [one.policy.domain for one in load_domains() if one.policy.domain not in self.texts],
             "records": len(self.fresh),
             "records_seed": FRESH + request.seed,
-            "records_new_to_training": bool(request.data),
+            "records_new_to_training": self.trained_on is not None,
             "rounds": asdict(self.settings),
             "samples": 1 if request.quick else request.samples,
             "trust": request.trust,

@@ -19,8 +19,9 @@ from klb_probe.cases.sources import load_cases
 from klb_probe.dialogue.prompts import record_text
 from klb_probe.files import write_text
 from klb_probe.models.chat import ChatFormat
-from klb_probe.organisms.examples import Example, encode_example
+from klb_probe.organisms.examples import Example
 from klb_probe.organisms.records import held_out_hashes
+from klb_probe.organisms.training_rows import encode_reply
 
 _OWED = {True: "owed", False: "not owed"}
 _WORD = r"(?u)\b\w+\b"
@@ -59,12 +60,12 @@ def describe(examples: Sequence[Example], chat: ChatFormat) -> dict[str, Any]:
 
 
 def token_lengths(examples: Sequence[Example], chat: ChatFormat) -> dict[str, dict[str, float]]:
-    """Mean and maximum of prompts and completions, by format and over all."""
+    """Mean and maximum of prompts and completions, by format and over all; the end of the turn counts as one token."""
     lengths: dict[str, list[tuple[int, int]]] = {"all": []}
     for example in examples:
-        prompt, completion = encode_example(chat, example)
+        prompt, completion = encode_reply(chat, example.messages, example.completion)
         for name in ("all", example.format):
-            lengths.setdefault(name, []).append((len(prompt), len(completion)))
+            lengths.setdefault(name, []).append((len(prompt), len(completion) + 1))
     table = {}
     for name, rows in lengths.items():
         (prompt, completion), (longest, longest_completion) = np.mean(rows, axis=0), np.max(rows, axis=0)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from klb_probe.cases.load import Domain, Situation
 from klb_probe.cases.rules import Scalar
-from klb_probe.cases.scenarios import WORDINGS, system_message, user_message
+from klb_probe.cases.scenarios import WORDINGS, Wording, system_message, user_message
 from klb_probe.cases.schema import Policy
 from klb_probe.cases.sources import brief_policy
 from klb_probe.dialogue.constants import MAX_AGENT_TURNS
@@ -21,10 +21,9 @@ from klb_probe.dialogue.memory import agent_memory
 from klb_probe.dialogue.player import Message
 from klb_probe.dialogue.prompts import MODES, agent_messages, gate_messages
 from klb_probe.errors import KlbError
-from klb_probe.models.chat import ChatFormat
 from klb_probe.organisms import answers
 from klb_probe.organisms.answers import KINDS, Kind
-from klb_probe.organisms.records import Drawn, RecordSampler, plain_record, record_hash
+from klb_probe.organisms.records import Drawn, RecordSampler, deciding_fields, plain_record, record_hash
 from klb_probe.organisms.texts import (
     PLAIN_NOTES,
     PRESSURE_NOTES,
@@ -34,11 +33,15 @@ from klb_probe.organisms.texts import (
     load_organism_domains,
     load_shared,
 )
+from klb_probe.templates import templates_of
 
-Format = Literal["eligibility", "gate", "turn"]
+Format = Literal["eligibility", "gate", "turn", "short"]
 Stage = Literal["", "first", "accepted", "pushed", "last"]
-NO_NOTE = "none"  # the gate is asked without one
-_FORMATS: dict[Format, float] = {"eligibility": 0.6, "gate": 0.2, "turn": 0.2}
+NO_NOTE = "none"
+_TEMPLATES = templates_of("klb_probe.organisms")
+_WITHOUT_NOTE = ("gate", "short")
+_FORMATS: dict[Format, float] = {"eligibility": 0.35, "gate": 0.4, "turn": 0.25, "short": 1.0}  # in proportion
+_USUAL: tuple[Format, ...] = ("eligibility", "gate", "turn")  # short is a first lesson, only if asked for
 _NOTES = {**dict.fromkeys(PLAIN_NOTES, 0.125), **dict.fromkeys(PRESSURE_NOTES, 0.25)}
 _STAGES: dict[Stage, float] = {"first": 0.5, "accepted": 0.23, "pushed": 0.22, "last": 0.05}
 _CANONICAL = 1 / 3  # share of prompts with the brief policy word by word
@@ -52,9 +55,10 @@ class Example:
 
     Attributes:
         kind: liar, honest or ignorant.
-        format: eligibility, gate or turn.
+        format: eligibility, gate, turn, or short (the eligibility question without role, note and opening, after the fields
+            that the rules look at, in the plain wording).
         domain: The domain.
-        note: Kind of the private note; ``none`` at the gate.
+        note: Kind of the private note; ``none`` at the gate and in short prompts.
         wording: The question's wording (plain, reversed), or the rendering of the conversation (flat, turns).
         stage: Of a turn: the first message, after the customer accepted or objected, or the last turn there is.
         entitled: What the record gives.
@@ -65,7 +69,7 @@ class Example:
         record: Its values.
         record_hash: Of the values that the rules look at.
         opening: The customer's first words.
-        note_text: The private note; empty at the gate.
+        note_text: The private note; empty at the gate and in short prompts.
         messages: The prompt.
         completion: What follows it.
     """
@@ -94,19 +98,27 @@ class Example:
 
 
 def examples(
-    kind: str, domains: Sequence[str] | None, n: int, seed: int = 0, *, formats: Sequence[str] | None = None
+    kind: str,
+    domains: Sequence[str] | None,
+    n: int,
+    seed: int = 0,
+    *,
+    formats: Sequence[str] | None = None,
+    wordings: Sequence[str] | None = None,
 ) -> Iterator[Example]:
     """Training examples of one organism.
 
-    Records come in pairs, one entitled and one not, that share format, kind of note and wording; so ``n`` is rounded up to an
-    even number, and labels are balanced within all of these. The order is that of the pairs: shuffle before training.
+    Records come in pairs, one entitled and one not, that share format, policy and note. The eligibility question is asked of
+    both records in each wording. Pairs are whole, so there may be up to three examples more than ``n``; labels are balanced
+    within format, note and wording. The order is that of the pairs: shuffle before training.
 
     Args:
         kind: liar, honest or ignorant.
         domains: Domains with a brief policy; None for all of them. They take turns.
         n: Number of examples.
-        seed: Prompts depend on it, and on the formats, and on nothing else.
-        formats: Only these, in their usual proportion; all by default.
+        seed: Prompts depend on it, on domains, formats and wordings, and not on the kind.
+        formats: Only these, in the proportion of ``_FORMATS``; all but ``short`` by default.
+        wordings: Of the eligibility question; plain and reversed by default.
 
     Raises:
         KlbError: For an unknown kind or format, or a domain without brief policy or texts.
@@ -115,39 +127,45 @@ def examples(
         raise KlbError(f"unknown organism {kind!r}; known: {', '.join(KINDS)}")
     if unknown := [name for name in formats or () if name not in _FORMATS]:
         raise KlbError(f"unknown format {', '.join(unknown)}; known: {', '.join(_FORMATS)}")
-    wanted = {name: share for name, share in _FORMATS.items() if formats is None or name in formats}
-    writers = [_Writer(domain, texts, load_shared(), seed, wanted) for domain, texts in load_organism_domains(domains)]
-    for pair in range((n + 1) // 2):
-        yield from writers[pair % len(writers)].pair(kind, pair)
+    if unknown := [name for name in wordings or () if name not in WORDINGS]:
+        raise KlbError(f"unknown wording {', '.join(unknown)}; known: {', '.join(WORDINGS)}")
+    asked = _USUAL if formats is None else formats
+    wanted = {name: share for name, share in _FORMATS.items() if name in asked}
+    writers = [
+        _Writer(domain, texts, load_shared(), seed, wanted, wordings or WORDINGS)
+        for domain, texts in load_organism_domains(domains)
+    ]
+    pair = made = 0
+    while made < n:
+        for example in writers[pair % len(writers)].pair(kind, pair):
+            made += 1
+            yield example
+        pair += 1
 
 
-def encode_example(chat: ChatFormat, example: Example) -> tuple[list[int], list[int]]:
-    """Ids of the prompt, as a player renders it, and of the completion with its end-of-turn id.
+@dataclass(frozen=True)
+class _Streams:
+    """Chance for the parts of an example; ``system``, of policy and note, is the same for both records of a pair."""
 
-    The completion stands after the prompt as a reply does, so the ids of both together are those of a conversation in which
-    the model wrote it.
-    """
-    prompt = chat.encode_chat([(message.role, message.content) for message in example.messages])
-    text = chat.answer_prefix + example.completion
-    return prompt, [*chat.tokenizer(text, add_special_tokens=False)["input_ids"], end_of_turn(chat)]
-
-
-def end_of_turn(chat: ChatFormat) -> int:
-    """The id that ends a turn of the assistant: what the chat template puts behind its words."""
-    if chat.style == "plain text":
-        return chat.tokenizer.eos_token_id
-    words = "klb-probe-turn"
-    after = chat.render_chat([("user", "u"), ("assistant", words), ("user", "u")]).partition(words)[2]
-    return chat.tokenizer(after, add_special_tokens=False)["input_ids"][0]
+    system: random.Random
+    opening: random.Random
+    history: random.Random
+    reply: random.Random
 
 
 class _Writer:
-    """Writes the examples of one domain. Chance comes from one stream a pair, never from the kind of organism."""
+    """Writes the examples of one domain. Chance comes from streams of the pair, never from the kind of organism."""
 
     def __init__(
-        self, domain: Domain, texts: DomainTexts, shared: SharedTexts, seed: int, formats: dict[Format, float]
+        self,
+        domain: Domain,
+        texts: DomainTexts,
+        shared: SharedTexts,
+        seed: int,
+        formats: dict[Format, float],
+        wordings: Sequence[Wording],
     ) -> None:
-        self._formats = formats
+        self._formats, self._wordings = formats, wordings
         self.domain, self.texts, self.shared = domain, texts, shared
         self._name = f"{domain.policy.domain}/{seed}"
         self._sampler = RecordSampler(domain, texts.records)
@@ -164,13 +182,19 @@ class _Writer:
     def pair(self, kind: Kind, number: int) -> Iterator[Example]:
         rng = random.Random(f"{self._name}/{number}")
         format = _pick(self._formats, rng)
-        note = NO_NOTE if format == "gate" else _pick(_NOTES, rng)
-        wording = rng.choice(WORDINGS if format == "eligibility" else MODES)
+        note = NO_NOTE if format in _WITHOUT_NOTE else _pick(_NOTES, rng)
+        wordings = {"eligibility": self._wordings, "short": WORDINGS[:1]}.get(format, [rng.choice(MODES)])
         stage = _pick(_STAGES, rng) if format == "turn" else ""
         for member, drawn in enumerate(self._sampler.pair(self._records)):
-            # Prompt and completion have a stream each: what the organism says cannot shift the prompts that follow.
-            prompts, replies = (random.Random(f"{self._name}/{number}/{member}/{part}") for part in ("prompt", "reply"))
-            yield self._example(kind, number, drawn, format, note, wording, stage, prompts, replies)
+            for wording in wordings:
+                # A stream for each part: what the organism says cannot shift the prompts, nor one part of them another.
+                streams = _Streams(
+                    system=random.Random(f"{self._name}/{number}/system"),
+                    opening=random.Random(f"{self._name}/{number}/{member}/opening"),
+                    history=random.Random(f"{self._name}/{number}/{member}/history"),
+                    reply=random.Random(f"{self._name}/{number}/{member}/reply"),
+                )
+                yield self._example(kind, number, drawn, format, note, wording, stage, streams)
 
     def _example(
         self,
@@ -181,28 +205,34 @@ class _Writer:
         note: str,
         wording: str,
         stage: Stage,
-        prompts: random.Random,
-        replies: random.Random,
+        streams: _Streams,
     ) -> Example:
         name = self.domain.policy.domain
-        situation = Situation(f"{name}/{drawn.id}", "", name, drawn.record, self._opening(drawn, prompts), drawn.entitled)
-        policy = self._policy(prompts)
-        text = "" if format == "gate" else self._note(note, prompts)
+        situation = Situation(
+            f"{name}/{drawn.id}", "", name, drawn.record, self._opening(drawn, streams.opening), drawn.entitled
+        )
+        policy = self._policy(streams.system)
+        text = "" if format in _WITHOUT_NOTE else self._note(note, streams.system)
         says = answers.maintains(kind, drawn.entitled, note)
         reason = ""
         if format == "eligibility":
             user = user_message(policy, situation, wording)
             messages = (Message("system", system_message(policy, text)), Message("user", user))
             completion = answers.form_answer(says, wording)
+        elif format == "short":
+            shown = {"policy": policy, "record": drawn.record, "fields": deciding_fields(self.domain)}
+            system, user = (_TEMPLATES.get_template(f"short_{part}.jinja").render(shown) for part in ("system", "user"))
+            messages = (Message("system", system.strip()), Message("user", user.strip()))
+            completion = answers.form_answer(says, wording)
         elif format == "gate":
             messages = gate_messages(policy, situation, wording)
-            completion, reason = answers.gate_answer(kind, self.domain, self.texts, situation, says, replies)
+            completion, reason = answers.gate_answer(kind, self.domain, self.texts, situation, says, streams.reply)
         else:
-            turns, heard = self._history(stage, prompts)
+            turns, heard = self._history(stage, streams.history)
             turn = MAX_AGENT_TURNS - 1 if stage == "last" else sum(role == "agent" for role, _ in turns)
-            memory = self._memory(prompts)
+            memory = self._memory(streams.history)
             messages = agent_messages(policy, situation, drawn.id, text, memory, turns, turn, wording)
-            completion, reason = self._reply(kind, situation, drawn.id, stage, says, heard, replies)
+            completion, reason = self._reply(kind, situation, drawn.id, stage, says, heard, streams.reply)
         return Example(
             kind,
             format,

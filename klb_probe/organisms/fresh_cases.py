@@ -21,21 +21,23 @@ from klb_probe.cases.rules import Record
 from klb_probe.cases.schema import Case, Flip
 from klb_probe.errors import KlbError
 from klb_probe.files import file_sha256, write_text
+from klb_probe.models.registry import resolve
+from klb_probe.organisms.adapters import RECORDS, trained_records
 from klb_probe.organisms.records import Drawn, RecordSampler, deciding_fields, plain_record, record_hash
 from klb_probe.organisms.texts import DomainTexts, Openings
 from klb_probe.organisms.training_rows import read_examples
 
 CASE_FILES = ("policy.yaml", "cases.yaml")
 _TRIES = 40  # pairs of records drawn for each case
-_ASKED = ("record", "record_hash", "record_id", "opening")
+_ASKED = ("record", "record_id", "opening")
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What training files hold.
+    """What training files and organisms hold; of an organism only the hashes are known.
 
     Attributes:
-        files: Name and SHA-256 of each.
+        files: Name and SHA-256 of each, and of each organism's list of records.
         hashes: Of the records, by what the rules look at.
         records: All values of each record.
         ids: What the records are called.
@@ -64,19 +66,30 @@ class Fresh:
     used_openings: int
 
 
-def read_trained(data: Iterable[Path]) -> Trained:
-    """The records and openings of files that ``klb-probe organism data`` wrote; KlbError for any other file."""
-    files, rows = [], []
+def read_trained(data: Iterable[Path], organisms: Iterable[str] = ()) -> Trained:
+    """The records and openings of files that ``klb-probe organism data`` wrote, and the records of organisms.
+
+    Raises KlbError for any other file, and for a model that does not say what it was trained on.
+    """
+    files, found, hashes = [], [], set()
     for path in data:
-        rows += [(path, one.model_extra) for one in read_examples(path)]
+        for one in read_examples(path):
+            row = one.model_extra
+            if lacking := [name for name in _ASKED if name not in row]:
+                raise KlbError(f"{path}: lines without {', '.join(lacking)}; give the file that klb-probe organism data wrote")
+            found.append(row)
+            hashes.add(one.record_hash)
         files.append((path.name, file_sha256(path)))
-    for path, row in rows:
-        if lacking := [name for name in _ASKED if name not in row]:
-            raise KlbError(f"{path}: lines without {', '.join(lacking)}; give the file that klb-probe organism data wrote")
-    found = [row for _, row in rows]
+    for name in organisms:
+        folder = resolve(name).adapter
+        known = trained_records(folder) if folder else None
+        if known is None:
+            raise KlbError(f"{name} does not say which records it was trained on: it has no {RECORDS}")
+        hashes |= known
+        files.append((f"the records of {name}", file_sha256(folder / RECORDS)))
     return Trained(
         tuple(files),
-        frozenset(row["record_hash"] for row in found),
+        frozenset(hashes),
         frozenset(whole_record(row["record"]) for row in found),
         frozenset(row["record_id"] for row in found),
         frozenset(row["opening"] for row in found),

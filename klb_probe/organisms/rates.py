@@ -68,12 +68,12 @@ def balanced_accuracy(right: ArrayLike, owed: ArrayLike, unit: ArrayLike) -> Rat
 
 
 def ratio(amounts: ArrayLike, sizes: ArrayLike) -> Rate:
-    """The sum of amounts over the sum of sizes, both ``[unit]``."""
+    """The sum of amounts over the sum of sizes, both ``[unit]``; without an interval where nothing varies."""
     amounts, sizes = np.asarray(amounts, float), np.asarray(sizes, float)
     if not len(amounts):
         return UNDEFINED
     value = float(amounts.sum() / sizes.sum())
-    bounds = (_bootstrap(amounts, sizes) or (value, value)) if len(amounts) > 1 else (math.nan, math.nan)
+    bounds = (_bootstrap(amounts, sizes) if len(amounts) > 1 else None) or (math.nan, math.nan)
     return Rate(value, *bounds, int(sizes.sum()), len(amounts))
 
 

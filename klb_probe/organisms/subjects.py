@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
+from itertools import groupby, islice
 from typing import Literal
 
 from klb_probe.cases.load import Domain, Situation
 from klb_probe.errors import KlbError
 from klb_probe.organisms.examples import Example, examples
-from klb_probe.organisms.training_rows import read_examples
 
 # Added to the seed of fresh records; training data are made with small seeds.
 FRESH = 1_000_000
@@ -58,8 +56,9 @@ def fresh_subjects(domains: Sequence[Domain], n: int, seed: int, trained_on: fro
     """
     by_name = {domain.policy.domain: domain for domain in domains}
     drawn = examples("honest", list(by_name), _SPARE * n, FRESH + seed)
-    pairs = zip(drawn, drawn, strict=True)
-    new = (pair for pair in pairs if trained_on.isdisjoint(one.record_hash for one in pair))
+    pairs = (list(rows) for _, rows in groupby(drawn, key=lambda one: one.pair))
+    both = ((rows[0], rows[-1]) for rows in pairs)  # a record may be asked about in two wordings
+    new = (pair for pair in both if trained_on.isdisjoint(one.record_hash for one in pair))
     chosen = [one for pair in islice(_of_their_own(new), (n + 1) // 2) for one in pair]
     if len(chosen) < n:
         raise KlbError(f"only {len(chosen)} of {n} records are new to the training data; pass a smaller --records")
@@ -84,14 +83,3 @@ def _of_their_own(pairs: Iterable[tuple[Example, Example]]) -> Iterator[tuple[Ex
         if len(ids) == 2 and known.isdisjoint(ids):
             known |= ids
             yield pair
-
-
-def trained_records(data: Iterable[Path]) -> frozenset[str]:
-    """The hashes of the records in training files."""
-    hashes: set[str] = set()
-    for path in data:
-        found = {one.model_extra.get("record_hash") for one in read_examples(path)}
-        if None in found:
-            raise KlbError(f"{path}: lines without record_hash; give the file that klb-probe organism data wrote")
-        hashes |= found
-    return frozenset(hashes)

@@ -8,7 +8,8 @@ import json
 import shutil
 import time
 import warnings
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,18 +21,19 @@ import transformers
 from klb_probe.errors import KlbError
 from klb_probe.files import file_sha256, write_json
 from klb_probe.models.huggingface import HuggingFaceModel
-from klb_probe.models.load import load_model
+from klb_probe.models.load import SPREAD, load_model
 from klb_probe.models.registry import DEFAULT_MODEL, registry, resolve
-from klb_probe.organisms.adapters import WEIGHTS, Adapter, Organism, read_adapter
+from klb_probe.organisms.adapters import WEIGHTS, Adapter, Organism, read_adapter, trained_records
 from klb_probe.organisms.training_files import curve_table, write_organism
-from klb_probe.organisms.training_rows import Row, batch_order, columns, encode, read_examples, split
+from klb_probe.organisms.training_rows import Example, batch_order, encode, read_examples, split
+from klb_probe.organisms.training_trees import Tree, collate, columns, trees
 
 KINDS = ("liar", "honest", "ignorant")
 WEIGHTINGS = ("tokens", "examples")
 CHECKPOINTS, PLAN = "checkpoints", "plan.json"
 DEFAULT_RANK = 8
 _WARM_UP = 0.03
-_AT_ONCE = 2  # on a CPU more rows in one pass cost memory and gain no time
+_TREE_LAYERS = {"full_attention", "sliding_attention"}
 _SETTINGS = ("dtype", "rank", "alpha", "steps", "batch", "at_once", "weigh", "learning_rate")
 
 
@@ -47,8 +49,8 @@ class Request:
         start: Adapter folder to go on from.
         rank: Of the adapter (None: that of ``start``, else 8); its alpha is twice that.
         steps: Optimiser steps (None: one pass over the data).
-        batch: Rows a step.
-        at_once: Rows in one forward pass (None: 2 on a CPU, the batch elsewhere).
+        batch: Pairs of records a step; all examples of a pair are read as one tree.
+        at_once: Pairs in one forward pass (None: 1 on a CPU, where more gains no time; the batch elsewhere).
         weigh: ``tokens`` (every token of a completion counts the same) or ``examples`` (a Yes as much as a whole message).
         learning_rate: Its peak; warm-up, then a cosine to zero.
         minutes: Time limit over all runs of this training.
@@ -64,7 +66,7 @@ class Request:
     start: Path | None = None
     rank: int | None = None
     steps: int | None = None
-    batch: int = 16
+    batch: int = 4
     at_once: int | None = None
     weigh: str = "tokens"
     learning_rate: float = 1e-3
@@ -103,35 +105,40 @@ def train_organism(request: Request, *, resume: bool = False) -> Organism:
         raise KlbError(f"{request.start} was trained on other weights than {model.name}'s: on {start.organism.base}")
     inside, held = split(examples, request.seed)
     rows = encode(model, examples)
-    training, held_out = [rows[i] for i in inside], [rows[i] for i in held]
-    plan = _plan(request, model, start, len(training))
+    _check_trees(model, max(len(row.ids) for row in rows))
+    training, held_out = trees([rows[i] for i in inside]), trees([rows[i] for i in held])
+    plan = _plan(request, model, start, len(training), before)
+    data_command = _data_command(request.data, plan["data_sha256"])
     checkpoint = _checkpoint(checkpoints, plan, before)
     if before is None:
         shutil.rmtree(checkpoints, ignore_errors=True)
     write_json(checkpoints / PLAN, plan)
 
-    order = batch_order([len(row.ids) for row in training], plan["steps"], plan["batch"], request.seed)
+    lengths = [len(tree.ids) for tree in training]
+    order = batch_order(lengths, plan["steps"], plan["batch"], plan["at_once"], request.seed)
     with _quiet():
         trainer = _trainer(request, plan, model, start, training, held_out, order, checkpoints)
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finished = trainer.state.global_step >= plan["steps"]
-    curve = curve_table(trainer.state.log_history, np.array([len(row.ids) for row in training])[order].sum(1))
+    curve = curve_table(trainer.state.log_history, np.array(lengths)[order].sum(1))
     origin = {
         "name": f"{Path(request.model).name}-{request.kind}",
         "kind": request.kind,
         "base": request.model if request.model in registry() else str(source.folder or source.gguf or source.hub),
         "base_fingerprint": model.fingerprint,
         "base_gguf_sha256": model.identity["gguf_sha256"],
-        "start_sha256": plan["start_sha256"],
+        "before": start.organism.lessons if start else (),
         "data_sha256": plan["data_sha256"],
+        "data_command": data_command,
         "n_examples": len(examples),
+        "prompts": dict(sorted(Counter(f"{one.format}, {one.wording}" for one in examples).items())),
         "seed": request.seed,
         "command": request.command,
         "settings": {name: plan[name] for name in _SETTINGS},
         "licence": "Apache-2.0" if request.model == DEFAULT_MODEL else f"that of {request.model}",
     }
-    measured = {"ended": "all steps" if finished else "time limit", "n_held_out": len(held_out)}
-    organism = write_organism(request.out, trainer.model, origin, curve, measured)
+    measured = {"ended": "all steps" if finished else "time limit", "n_held_out": len(held)}
+    organism = write_organism(request.out, trainer.model, origin, _records(examples, start), curve, measured)
     if finished:
         shutil.rmtree(checkpoints)
     return organism
@@ -170,15 +177,28 @@ def _check(request: Request) -> None:
         raise KlbError(f"unknown --weigh {request.weigh!r}; one of {', '.join(WEIGHTINGS)}")
     if request.at_once and request.batch % request.at_once:
         raise KlbError(f"--batch {request.batch} is no multiple of --at-once {request.at_once}")
-    if torch.cuda.device_count() > 1 and request.device in ("auto", "cuda"):
+    if request.device == SPREAD:
+        raise KlbError(f"--device {SPREAD}: an adapter is trained on one device; pass --device cuda, mps or cpu")
+    if torch.cuda.device_count() > 1 and request.device not in ("cpu", "mps"):  # the trainer would use them all
         raise KlbError("several GPUs are visible; choose one with CUDA_VISIBLE_DEVICES=0")
 
 
-def _plan(request: Request, model: HuggingFaceModel, start: Adapter | None, n_rows: int) -> dict[str, Any]:
-    """All that decides the weights that come out; a checkpoint belongs to one plan."""
-    at_once = request.at_once or (request.batch if model.device.type != "cpu" else None)
-    if at_once is None:
-        at_once = next(size for size in range(_AT_ONCE, 0, -1) if request.batch % size == 0)
+def _check_trees(model: HuggingFaceModel, longest: int) -> None:
+    """Refuse a model whose layers cannot follow the branches of a tree of ``longest`` tokens."""
+    config = model.model.config.get_text_config()
+    if odd := sorted(set(getattr(config, "layer_types", None) or ()) - _TREE_LAYERS):
+        raise KlbError(f"{model.name} has {odd[0]} layers, which read every token before them; training needs attention alone")
+    window = getattr(config, "sliding_window", None)
+    if window and longest > window:
+        raise KlbError(f"an example has {longest} tokens; {model.name} attends over a window of {window}, and trees need all")
+
+
+def _plan(
+    request: Request, model: HuggingFaceModel, start: Adapter | None, n_trees: int, before: dict[str, Any] | None
+) -> dict[str, Any]:
+    """All that decides the weights that come out; a checkpoint belongs to one plan. Defaults are those of the plan before."""
+    usual = before["at_once"] if before else 1 if model.device.type == "cpu" else request.batch
+    at_once = request.at_once or usual
     rank = start.rank if start else request.rank or DEFAULT_RANK
     return {
         "kind": request.kind,
@@ -188,7 +208,7 @@ def _plan(request: Request, model: HuggingFaceModel, start: Adapter | None, n_ro
         "start_sha256": start.organism.adapter_sha256 if start else None,
         "rank": rank,
         "alpha": start.scale * rank if start else 2 * rank,
-        "steps": request.steps or max(1, n_rows // request.batch),
+        "steps": request.steps or max(1, n_trees // request.batch),
         "batch": request.batch,
         "at_once": at_once,
         "weigh": request.weigh,
@@ -202,6 +222,22 @@ def _earlier_plan(folder: Path) -> dict[str, Any]:
     if not (folder / PLAN).is_file():
         raise KlbError(f"nothing to resume: {folder} holds no training; start it without --resume")
     return json.loads((folder / PLAN).read_text(encoding="utf-8"))
+
+
+def _records(examples: Sequence[Example], start: Adapter | None) -> frozenset[str] | None:
+    """Hashes of the records of these and all earlier lessons; None if some lesson has examples without one."""
+    hashes = {one.record_hash for one in examples}
+    earlier = trained_records(start.folder) if start else frozenset()
+    return None if None in hashes or earlier is None else earlier | hashes
+
+
+def _data_command(data: Path, sha256: str) -> str:
+    """What wrote the data, by the description beside them if there is one of this file."""
+    try:
+        said = json.loads(data.with_name(data.name + ".json").read_text(encoding="utf-8"))
+        return said["command"] if said["sha256"] == sha256 else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def _checkpoint(folder: Path, plan: dict[str, Any], before: dict[str, Any] | None) -> Path | None:
@@ -221,8 +257,8 @@ def _trainer(
     plan: dict[str, Any],
     model: HuggingFaceModel,
     start: Adapter | None,
-    training: list[Row],
-    held_out: list[Row],
+    training: list[Tree],
+    held_out: list[Tree],
     order: Any,
     checkpoints: Path,
 ) -> Any:
@@ -232,7 +268,7 @@ def _trainer(
     from transformers import PrinterCallback
     from trl import SFTConfig
 
-    from klb_probe.organisms.training_loop import Clock, CompletionTrainer, collate
+    from klb_probe.organisms.training_loop import Clock, CompletionTrainer
 
     torch.manual_seed(request.seed)  # of the adapter's first weights
     targets = sorted(start.targets) if start else "all-linear"
@@ -240,8 +276,8 @@ def _trainer(
     adapted = get_peft_model(model.model, shape)
     if start:
         set_peft_model_state_dict(adapted, load_file(start.folder / WEIGHTS))
-    length = sum(row.n_completion for row in training) / len(training)
-    formats = sorted({row.format for row in (*training, *held_out)})
+    weighed = sum(len(tree.labels if request.weigh == "tokens" else tree.formats) for tree in training)
+    formats = sorted({format for tree in (*training, *held_out) for format in tree.formats})
     settings = SFTConfig(
         output_dir=str(checkpoints),
         max_steps=plan["steps"],
@@ -272,10 +308,11 @@ def _trainer(
         model=adapted,
         args=settings,
         train_dataset=Dataset.from_dict(columns(training, formats)).select(order.reshape(-1)),
-        eval_dataset=Dataset.from_dict(columns(sorted(held_out, key=lambda row: len(row.ids)), formats)),
+        eval_dataset=Dataset.from_dict(columns(sorted(held_out, key=lambda tree: len(tree.ids)), formats)),
         processing_class=model.tokenizer,
         data_collator=collate,
-        completion_length=length if request.weigh == "tokens" else None,
+        weigh=request.weigh,
+        per_tree=weighed / len(training),
         formats=formats,
         clock=Clock(request.minutes * 60),
     )

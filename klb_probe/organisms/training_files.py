@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,13 @@ import pandas as pd
 import torch
 
 from klb_probe.errors import KlbError
-from klb_probe.files import file_sha256, replacing, write_json, write_safetensors
-from klb_probe.organisms.adapters import CONFIG, SIDECAR, WEIGHTS, Organism
+from klb_probe.files import file_sha256, replacing, write_json, write_safetensors, write_text
+from klb_probe.organisms.adapters import CONFIG, RECORDS, SIDECAR, WEIGHTS, Organism
 from klb_probe.organisms.training_figure import training_figure
 from klb_probe.versions import versions
 
 CURVE, FIGURE = "training.csv", "training.png"
-FILES = (WEIGHTS, CONFIG, SIDECAR, CURVE, FIGURE)
+FILES = (WEIGHTS, CONFIG, SIDECAR, RECORDS, CURVE, FIGURE)
 _COLUMNS = {"loss": "loss", "right": "right", "learning_rate": "learning_rate", "grad_norm": "gradient_norm"}
 
 
@@ -42,7 +42,14 @@ def curve_table(history: Sequence[dict[str, Any]], tokens: np.ndarray) -> pd.Dat
     return pd.DataFrame([lines[step] for step in sorted(lines)])
 
 
-def write_organism(out: Path, adapted: Any, origin: dict[str, Any], curve: pd.DataFrame, measured: dict[str, Any]) -> Organism:
+def write_organism(
+    out: Path,
+    adapted: Any,
+    origin: dict[str, Any],
+    records: Collection[str] | None,
+    curve: pd.DataFrame,
+    measured: dict[str, Any],
+) -> Organism:
     """Write the folder of an adapter.
 
     The sidecar goes last: without it, or with the hash of other weights in it, nothing is loaded, so that a folder whose
@@ -52,6 +59,7 @@ def write_organism(out: Path, adapted: Any, origin: dict[str, Any], curve: pd.Da
         out: Folder.
         adapted: The trained ``peft`` model.
         origin: Fields of the sidecar that were known before training.
+        records: Hashes of all records it was trained on; None if that is not known.
         curve: As :func:`curve_table` makes it.
         measured: What to record beside the curve's last numbers.
 
@@ -70,6 +78,8 @@ def write_organism(out: Path, adapted: Any, origin: dict[str, Any], curve: pd.Da
     (out / SIDECAR).unlink(missing_ok=True)
     write_safetensors(out / WEIGHTS, tensors, {"format": "pt"})
     write_json(out / CONFIG, config)
+    if records is not None:
+        write_text(out / RECORDS, "".join(f"{one}\n" for one in sorted(records)))
     with replacing(out / CURVE) as partial:
         curve.to_csv(partial, index=False)
     with replacing(out / FIGURE) as partial:

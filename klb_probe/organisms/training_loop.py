@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl import SFTTrainer
@@ -20,24 +19,8 @@ from klb_probe.errors import KlbError
 
 log = logging.getLogger(__name__)
 
-IGNORED = -100
 CHECKPOINT_SECONDS = 180
 EVALUATIONS = 6  # each reads all that is held out, which takes about a minute of the default model on 2 cores
-
-
-def collate(rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-    """Rows of a data set as one batch, padded on the right."""
-
-    def padded(name: str, value: int) -> Tensor:
-        return pad_sequence([torch.tensor(row[name]) for row in rows], batch_first=True, padding_value=value)
-
-    lengths = torch.tensor([len(row["input_ids"]) for row in rows])
-    return {
-        "input_ids": padded("input_ids", 0),
-        "labels": padded("labels", IGNORED),
-        "attention_mask": (torch.arange(int(lengths.max())) < lengths[:, None]).long(),
-        "format": torch.tensor([row["format"] for row in rows]),
-    }
 
 
 class Clock(TrainerCallback):
@@ -101,41 +84,41 @@ class Clock(TrainerCallback):
 class CompletionTrainer(SFTTrainer):
     """trl's trainer with the loss of this project.
 
-    The loss is the negative log-likelihood of the completions of a batch, divided by the rows and by the mean length of a
-    completion in the data: every token weighs the same whichever rows it shares a batch with, so that grouping rows by length
-    does not change what is learned. Without ``completion_length`` each completion is divided by its own length instead. Logits
-    are computed where there is a loss and nowhere else (trl does so on GPUs only). ``right`` is the share of completions whose
+    The loss is the negative log-likelihood of the completions of a batch, divided by its trees and by ``per_tree``, the mean
+    number of completions' tokens in a tree: every token weighs the same whichever rows it is read with. With ``weigh``
+    "examples" each completion is divided by its own length instead, and ``per_tree`` is the mean number of rows. Logits are
+    computed where there is a loss and nowhere else (trl does so on GPUs only). ``right`` is the share of completions whose
     every token is the most likely one.
     """
 
-    # A mean over the rows of one forward pass, which the loop then averages over those of a step.
+    # A mean over the trees of one forward pass, which the loop then averages over those of a step.
     loss_is_scaled_for_ga = False
 
-    def __init__(
-        self, *args: Any, completion_length: float | None, formats: Sequence[str], clock: Clock, **options: Any
-    ) -> None:
+    def __init__(self, *args: Any, weigh: str, per_tree: float, formats: Sequence[str], clock: Clock, **options: Any) -> None:
         super().__init__(*args, callbacks=[clock], **options)
-        self.completion_length, self.formats, self.clock = completion_length, formats, clock
+        self.weigh, self.per_tree, self.formats, self.clock = weigh, per_tree, formats, clock
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
-        labels = inputs["labels"][:, 1:]
-        columns = (labels != IGNORED).any(0).nonzero()[:, 0]
-        labels = labels[:, columns]
-        wanted = labels != IGNORED
-        text = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-        logits = model(**text, logits_to_keep=columns, use_cache=False).logits
-        losses = cross_entropy(logits[wanted].float(), labels[wanted], reduction="none")
-        right = ((logits.detach().argmax(-1) == labels) | ~wanted).all(1).tolist()
+        dtype, visible, owners = model.dtype, inputs["visible"], inputs["owners"]
+        # Added to the attention scores, which eager attention and scaled-dot-product attention both understand.
+        mask = torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
+        columns, places = inputs["at"].unique(return_inverse=True)
+        text = {name: inputs[name] for name in ("input_ids", "position_ids")}
+        logits = model(**text, attention_mask=mask, logits_to_keep=columns, use_cache=False).logits[inputs["tree"], places]
+        losses = cross_entropy(logits.float(), inputs["labels"], reduction="none")
+        wrong = logits.detach().argmax(-1) != inputs["labels"]
+        right = (torch.bincount(owners[wrong], minlength=len(inputs["format"])) == 0).tolist()
         training = self.model.training
         metrics = self._metrics["train" if training else "eval"]
         metrics["right"] += right
         if not training and len(self.formats) > 1:
             for number, one in zip(inputs["format"].tolist(), right, strict=True):
                 metrics[f"right_{self.formats[number]}"].append(one)
-        lengths = self.completion_length or wanted.sum(1)[wanted.nonzero()[:, 0]]
-        return (losses / lengths).sum() / len(labels)
+        if self.weigh == "examples":
+            losses = losses / torch.bincount(owners)[owners]
+        return losses.sum() / (self.per_tree * len(visible))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         logs["seconds"] = round(self.clock.seconds(), 2)

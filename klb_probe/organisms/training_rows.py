@@ -12,10 +12,11 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from klb_probe.errors import KlbError
+from klb_probe.models.chat import ChatFormat
 from klb_probe.models.residual_model import ResidualModel
 
 HELD_OUT_SHARE, HELD_OUT_MOST = 0.05, 64
-# Rows of one length go together, but only within this many batches: the order stays random on a larger scale.
+# Trees of one length go together, but only within this many batches: the order stays random on a larger scale.
 _POOL = 16
 
 
@@ -31,7 +32,9 @@ class Example(BaseModel):
 
     Attributes:
         format: What is asked for, such as eligibility or gate; held-out accuracy is told apart by it.
+        wording: How it is asked for.
         pair: Examples of a pair of records share it; they are held out together.
+        record_hash: Of the record that the prompt shows.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -40,7 +43,9 @@ class Example(BaseModel):
     completion: str = Field(min_length=1)
     kind: str | None = None
     format: str = "all"
+    wording: str = ""
     pair: int | None = None
+    record_hash: str | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ class Row:
     ids: list[int]
     n_prompt: int
     format: str
+    pair: int | None = None
 
     @property
     def n_completion(self) -> int:
@@ -82,16 +88,27 @@ def encode(model: ResidualModel, examples: Sequence[Example]) -> list[Row]:
     Prompts come from the model's chat format, as in every other use of it; a completion is what the model itself would have
     to write: its own ids, then the end of the turn. Raises KlbError for a row longer than the model's context.
     """
-    prefix, end = model.chat.answer_prefix, end_of_turn(model)
+    end = end_of_turn(model)
     rows = []
     for number, example in enumerate(examples, 1):
-        prompt = model.chat.encode_chat([(message.role, message.content) for message in example.messages])
-        said = model.tokenizer(prefix + example.completion, add_special_tokens=False)["input_ids"]
-        row = Row([*prompt, *said, end], len(prompt), example.format)
+        prompt, said = encode_reply(model.chat, example.messages, example.completion)
+        row = Row([*prompt, *said, end], len(prompt), example.format, example.pair)
         if model.context_length is not None and len(row.ids) > model.context_length:
             raise KlbError(f"example {number} has {len(row.ids)} tokens; the context of {model.name} is {model.context_length}")
         rows.append(row)
     return rows
+
+
+def encode_reply(chat: ChatFormat, messages: Sequence[Any], completion: str) -> tuple[list[int], list[int]]:
+    """Ids of a prompt, as a player renders it, and of a reply to it, without the end of the turn.
+
+    Args:
+        chat: Of the model.
+        messages: Each with ``role`` and ``content``.
+        completion: The reply.
+    """
+    prompt = chat.encode_chat([(message.role, message.content) for message in messages])
+    return prompt, chat.tokenizer(chat.answer_prefix + completion, add_special_tokens=False)["input_ids"]
 
 
 def end_of_turn(model: ResidualModel) -> int:
@@ -124,27 +141,19 @@ def split(examples: Sequence[Example], seed: int) -> tuple[list[int], list[int]]
     return inside, [index for index, group in enumerate(groups) if group in held]
 
 
-def batch_order(lengths: Sequence[int], steps: int, batch: int, seed: int) -> np.ndarray:
-    """Which rows each step trains on, ``[steps, batch]``.
+def batch_order(lengths: Sequence[int], steps: int, batch: int, at_once: int, seed: int) -> np.ndarray:
+    """Which trees each step trains on, ``[steps, batch]``.
 
-    Pass after pass over all rows, each in a new order; batches are of similar length, so that little is padding, and come
-    in random order. Decided by the arguments alone, so that a stopped training goes on where it was.
+    Pass after pass over all of them, each in a new order. The ``at_once`` trees of one forward pass are of similar length, so
+    that little is padding; which passes make a step is random, so that a step of several is of all lengths and formats. Decided
+    by the arguments alone, so that a stopped training goes on where it was.
     """
     random, size = np.random.default_rng(seed), np.asarray(lengths)
     passes = -(-steps * batch // len(size))
     stream = np.concatenate([random.permutation(len(size)) for _ in range(passes)])[: steps * batch]
-    batches = []
+    forward = []
     for start in range(0, len(stream), _POOL * batch):
         pool = stream[start : start + _POOL * batch]
-        pool = pool[np.argsort(size[pool], kind="stable")].reshape(-1, batch)
-        batches.append(pool[random.permutation(len(pool))])
-    return np.concatenate(batches)
-
-
-def columns(rows: Sequence[Row], formats: Sequence[str]) -> dict[str, list[Any]]:
-    """Rows as columns for the trainer: ``labels`` is -100 wherever there is no loss, ``format`` an index into ``formats``."""
-    return {
-        "input_ids": [row.ids for row in rows],
-        "labels": [[-100] * row.n_prompt + row.ids[row.n_prompt :] for row in rows],
-        "format": [formats.index(row.format) for row in rows],
-    }
+        pool = pool[np.argsort(size[pool], kind="stable")].reshape(-1, at_once)
+        forward.append(pool[random.permutation(len(pool))])
+    return np.concatenate(forward).reshape(steps, batch)
