@@ -24,6 +24,7 @@ from klb_probe.models.load import from_model as wrap
 from klb_probe.models.load import load_model
 from klb_probe.models.placement import is_spread, places
 from klb_probe.models.prefix import prefill
+from klb_probe.paths import data_dir
 
 CLOSE = {"atol": 1e-4, "rtol": 1e-4}
 
@@ -370,8 +371,10 @@ def test_what_cannot_be_quantised_is_refused_with_a_remedy(bitsandbytes, tmp_pat
         ("jlens", "--domains", "airline", "--quick"),
         ("fit",),
         ("probe", "--domains", "airline"),
+        ("run", "--domains", "airline", "--quick"),
+        ("lens", "check", data_dir("lenses") / "smollm2-135m.margin.safetensors"),
     ],
-    ids=lambda command: command[0],
+    ids=lambda command: " ".join(map(str, command[:2])),
 )
 def test_commands_pass_on_how_a_model_is_loaded(command, monkeypatch, tmp_path, capsys):
     asked = {}
@@ -382,6 +385,6 @@ def test_commands_pass_on_how_a_model_is_loaded(command, monkeypatch, tmp_path, 
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("klb_probe.models.load.load_model", loading)
-    assert klb(*command, "--quantise", "4bit", "--device", "auto-map") == 2
+    assert klb(*command, "--quantise", "4bit", "--device", "auto-map", "--backend", "nnsight") == 2
     assert "as far as this goes" in capsys.readouterr().err
-    assert (asked["quantise"], asked["device"]) == ("4bit", "auto-map")
+    assert (asked["quantise"], asked["device"], asked["backend"]) == ("4bit", "auto-map", "nnsight")
