@@ -8,6 +8,7 @@ import subprocess
 import sys
 import weakref
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -777,8 +778,12 @@ def test_a_published_lens_that_cannot_be_had_is_passed_over(llama, written, monk
     from klb_probe.lens.store import cached_lens_path, save_lens
 
     hub_with(monkeypatch, OSError("couldn't connect\nat all") if problem == "offline" else written(public(n_prompts=0)))
-    save_lens(JacobianLens(matrices(), n_prompts=7).to_margin_lens(llama, CONTRAST), cached_lens_path(llama, CONTRAST))
-    assert load_lens(llama, CONTRAST).file == cached_lens_path(llama, CONTRAST)
+    lens = JacobianLens(matrices(), n_prompts=7).to_margin_lens(llama, CONTRAST)
+    lens = replace(lens, metadata=lens.metadata.model_copy(update={"fingerprint": llama.fingerprint}))
+    save_lens(lens, cached_lens_path(llama, CONTRAST))
+    found = load_lens(llama, CONTRAST)
+    assert found.file == cached_lens_path(llama, CONTRAST)
+    assert torch.equal(found.rows, lens.rows)  # that one, and none fitted for the purpose
     said = [record.message for record in caplog.records if "passed over" in record.message]
     assert len(said) == 1
     assert "\n" not in said[0]
