@@ -8,7 +8,6 @@ import subprocess
 import sys
 import weakref
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -779,7 +778,7 @@ def test_a_published_lens_that_cannot_be_had_is_passed_over(llama, written, monk
 
     hub_with(monkeypatch, OSError("couldn't connect\nat all") if problem == "offline" else written(public(n_prompts=0)))
     lens = JacobianLens(matrices(), n_prompts=7).to_margin_lens(llama, CONTRAST)
-    lens = replace(lens, metadata=lens.metadata.model_copy(update={"fingerprint": llama.fingerprint}))
+    lens.metadata = lens.metadata.model_copy(update={"fingerprint": llama.fingerprint})
     save_lens(lens, cached_lens_path(llama, CONTRAST))
     found = load_lens(llama, CONTRAST)
     assert found.file == cached_lens_path(llama, CONTRAST)
