@@ -379,7 +379,7 @@ def test_a_killed_worker_has_its_shard_gone_on_with(ray, whole, tmp_path):
         finally:
             TrajectoryWriter.append = append
 
-    in_shards(dying, arguments(), tmp_path / "run", merge_runs, workers=2)
+    in_shards(dying, arguments(), tmp_path / "run", merge_runs, workers=2, asked={})
     assert (tmp_path / "died").read_text() == "1"
     assert_same_run(tmp_path / "run", whole)
 
@@ -390,10 +390,26 @@ def arguments():
     return {**given, "quick": True, "resume": True}
 
 
+def plan_of(*command):
+    """What a command with --ray asks of its workers."""
+    seen = []
+
+    def asked_of(*_, asked, **__):
+        seen.append(asked)
+        raise KlbError("as far as this goes")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("klb_probe.ray_workers.in_shards", asked_of)
+        assert klb(*command, "--workers", 2) == 2
+    return seen[0]
+
+
 def test_a_workers_mistake_is_the_callers_and_what_is_done_is_kept(ray, whole, tmp_path, capsys):
     out = tmp_path / "run"
     assert klb(*SCRIPTED, "--conditions", "bribed", "--out", out, "--ray", "--workers", 2) == 2
     assert capsys.readouterr().err.strip().splitlines()[-1].startswith("error: unknown condition bribed")
+
+    command = (*SCRIPTED, *QUICK, "--out", out, "--ray")
 
     def never(**arguments):
         if arguments["shard"] == "2/2":
@@ -401,13 +417,14 @@ def test_a_workers_mistake_is_the_callers_and_what_is_done_is_kept(ray, whole, t
         run_dialogues_command(**arguments)
 
     with pytest.raises(KlbError, match="shard 2/2: its worker died 4 times"):
-        in_shards(never, arguments(), out, merge_runs, workers=2)
-    assert [path.name for path in (tmp_path / "run.shards").iterdir()] == ["1-of-2"]
-    command = (*SCRIPTED, *QUICK, "--out", out, "--ray")
+        in_shards(never, arguments(), out, merge_runs, workers=2, asked=plan_of(*command))
+    assert sorted(path.name for path in (tmp_path / "run.shards").iterdir()) == ["1-of-2", "plan.json"]
     assert klb(*command, "--workers", 2) == 2
     assert "--overwrite to drop them" in capsys.readouterr().err
     assert klb(*command, "--workers", 3, "--resume") == 2
     assert "pass --workers 2" in capsys.readouterr().err
+    assert klb(*command, "--workers", 2, "--resume", "--seed", 5) == 2
+    assert "holds shards of another call" in capsys.readouterr().err
     assert klb(*command, "--workers", 2, "--resume") == 0
     assert_same_run(out, whole)
     assert klb(*command, "--workers", 2, "--resume") == 2
