@@ -190,7 +190,7 @@ def _anywhere(said: Any) -> Any:
 
 
 def _files_of(parts: Sequence[tuple[Path, dict[str, Any]]]) -> dict[str, list[Trajectories]]:
-    """The trajectory files of all parts by name; KlbError for one that is not finished or lacks rounds."""
+    """The trajectory files of all parts by name; KlbError for one that is not finished, lacks rounds, or is of another run."""
     from klb_probe.dialogue.trajectory import read_trajectories
 
     files: dict[str, list[Trajectories]] = {}
@@ -200,7 +200,16 @@ def _files_of(parts: Sequence[tuple[Path, dict[str, Any]]]) -> dict[str, list[Tr
             raise KlbError(f"{folder} holds {found} of its {record['rounds']} rounds; go on with it (--resume), then merge")
         for file in mine:
             files.setdefault(file.path.name, []).append(file)
+    for first, *others in files.values():
+        for file in others:
+            if _meta(file) != _meta(first):
+                raise KlbError(f"{file.path} and {first.path} differ in their run_meta: not of one run")
     return files
+
+
+def _meta(file: Trajectories) -> Any:
+    """What a file says of its run, whichever shard it is and on whichever GPU it was made."""
+    return _anywhere({key: value for key, value in file.run_meta.items() if key != "shard"})
 
 
 def _join_trajectories(files: Sequence[Trajectories], out: Path) -> None:
@@ -208,10 +217,7 @@ def _join_trajectories(files: Sequence[Trajectories], out: Path) -> None:
     from klb_probe.dialogue.runner import summed_usage
     from klb_probe.dialogue.sidecar import sidecar_path
 
-    metas = [{key: value for key, value in file.run_meta.items() if key != "shard"} for file in files]
-    for file, meta in zip(files, metas, strict=True):
-        if _anywhere(meta) != _anywhere(metas[0]):
-            raise KlbError(f"{file.path} and {files[0].path} differ in their run_meta: not of one run")
+    meta = {key: value for key, value in files[0].run_meta.items() if key != "shard"}
     rows = [row for file in files for row in file.rows]
     sidecars = [path for file in files if (path := sidecar_path(file.path)).exists()]
     if not sidecars:
@@ -221,6 +227,6 @@ def _join_trajectories(files: Sequence[Trajectories], out: Path) -> None:
             for path in sidecars:
                 with path.open("rb") as turns:
                     shutil.copyfileobj(turns, joined)
-    lines = [{"run_meta": metas[0]}, *rows, {"usage_summary": summed_usage(rows)}]
+    lines = [{"run_meta": meta}, *rows, {"usage_summary": summed_usage(rows)}]
     with replacing(out) as partial:
         partial.write_bytes(b"".join(json.dumps(line).encode("ascii") + b"\n" for line in lines))

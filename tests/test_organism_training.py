@@ -223,8 +223,8 @@ def request_for(tmp_path_factory, data):
     base = save_tiny_llama(tmp_path_factory.mktemp("organisms") / "base")
 
     def make(out, **changes):
-        settings = {"steps": STEPS, "batch": 4, "at_once": 2, "learning_rate": 3e-2, "device": "cpu", "dtype": "float32"}
-        plain = Request("honest", data, out, str(base), **settings)
+        settings = {"steps": STEPS, "batch": 4, "at_once": 2, "rank": 32, "learning_rate": 1.5e-2, "device": "cpu"}
+        plain = Request("honest", data, out, str(base), dtype="float32", **settings)
         return replace(plain, **changes)
 
     return make
@@ -243,7 +243,7 @@ def test_the_loss_falls_and_everything_is_written(trained):
     assert list(curve["step"]) == list(range(1, STEPS + 1))
     held = curve["held_out_loss"].dropna()
     assert list(held.index + 1) == [3, 6, 9, 12, 15, 18, 20]  # a sixth of the steps apart, and the last
-    assert held.iloc[-1] < 0.95 * held.iloc[0]
+    assert held.iloc[-1] < 0.9 * held.iloc[0]
     assert {"held_out_right", "held_out_right_gate", "held_out_right_eligibility"} <= set(curve)
     assert curve["seconds"].is_monotonic_increasing
     assert (request.out / FIGURE).stat().st_size > 5000
@@ -481,7 +481,7 @@ def loss_and_gradient(trainer, table):
     loss = trainer.compute_loss(adapted, collate([{name: table[name][i] for name in table} for i in range(len(table["ids"]))]))
     loss.backward()
     gradients = [weights.grad.reshape(-1) for weights in adapted.parameters() if weights.grad is not None]
-    return float(loss), torch.cat(gradients).clone()
+    return float(loss.detach()), torch.cat(gradients).clone()
 
 
 def test_the_loss_is_that_of_completions_and_counts_the_same_in_any_company(tiny, request_for, tmp_path):

@@ -213,6 +213,12 @@ def test_a_merge_over_another_run_leaves_nothing_of_it(shards, whole, tmp_path):
     assert klb("merge", *shards, "--out", out, "--overwrite") == 0
     assert_same_run(out, whole)
     assert (out / "notes.txt").read_text() == "mine"
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    other = shutil.copytree(shards[2], tmp_path / "other")
+    for path in other.glob("trajectories_*"):
+        path.write_text(path.read_text().replace('"label": "', '"label": "not-', 1))
+    assert klb("merge", *shards[:2], other, "--out", out, "--overwrite") == 2
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
 def test_shards_may_be_made_on_several_gpus_of_one_machine(shards, whole, tmp_path):
