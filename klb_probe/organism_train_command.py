@@ -28,7 +28,11 @@ def train(
         int | None, typer.Option(help="Pairs in one forward pass (default: 1 on a CPU, the batch elsewhere).", min=1)
     ] = None,
     weigh: Annotated[
-        str, typer.Option(help="tokens (all tokens of completions count the same) | examples (a Yes as much as a message).")
+        str,
+        typer.Option(
+            help="tokens (all tokens of completions count the same) | examples (a Yes as much as a message) | "
+            "answers (the token that tells an answer as much as its completion)."
+        ),
     ] = "tokens",
     lr: Annotated[float, typer.Option(help="Peak learning rate: warm-up, then a cosine to zero.", min=0)] = 1e-3,
     seed: Annotated[int, typer.Option(help="Seed of first weights, held-out examples and order.", min=0)] = 0,

@@ -443,7 +443,7 @@ def test_trees_share_what_their_rows_begin_with(tiny):
 def test_trees_have_the_losses_and_the_gradient_of_their_rows_read_one_by_one(family, attention, request_for, tmp_path):
     rows = encode(tiny_model(family), [Example.model_validate(line) for line in lines(8)])
     rows = [replace(row, pair=number // 3) for number, row in enumerate(rows)]  # 3, 3 and 2 rows a tree
-    trainer = trainer_of(rows, tiny_hf_model(family), tmp_path, "tokens", 1.0)
+    trainer = trainer_of(rows, tiny_hf_model(family), tmp_path, 1.0)
     trainer.model.base_model.model.set_attn_implementation(attention)
     alone = [loss_and_gradient(trainer, columns([grow([row])], FORMATS)) for row in rows]
     together = loss_and_gradient(trainer, columns(trees(rows), FORMATS))
@@ -455,7 +455,7 @@ def test_trees_have_the_losses_and_the_gradient_of_their_rows_read_one_by_one(fa
 FORMATS = ["eligibility", "gate"]
 
 
-def trainer_of(rows, model, folder, weigh, per_tree):
+def trainer_of(rows, model, folder, per_tree):
     from datasets import Dataset
     from peft import LoraConfig, get_peft_model
     from trl import SFTConfig
@@ -469,7 +469,7 @@ def trainer_of(rows, model, folder, weigh, per_tree):
     )  # fmt: skip
     return CompletionTrainer(
         model=adapted, args=settings, train_dataset=Dataset.from_dict(columns(trees(rows), FORMATS)),
-        processing_class=default_tokenizer(), data_collator=collate, weigh=weigh, per_tree=per_tree, formats=FORMATS,
+        processing_class=default_tokenizer(), data_collator=collate, per_tree=per_tree, formats=FORMATS,
         clock=Clock(60),
     )  # fmt: skip
 
@@ -489,8 +489,8 @@ def test_the_loss_is_that_of_completions_and_counts_the_same_in_any_company(tiny
     rows = [replace(row, pair=None) for row in encode(tiny, [Example.model_validate(line) for line in lines(8)])]
 
     def losses(weigh, per_tree, *parts):
-        trainer = trainer_of(rows, tiny_hf_model("llama"), tmp_path, weigh, per_tree)
-        return [loss_and_gradient(trainer, columns(trees(part), FORMATS))[0] for part in parts]
+        trainer = trainer_of(rows, tiny_hf_model("llama"), tmp_path, per_tree)
+        return [loss_and_gradient(trainer, columns(trees(part), FORMATS, weigh))[0] for part in parts]
 
     alone = losses("tokens", 2.0, *([row] for row in rows))
     with torch.no_grad():
@@ -498,6 +498,26 @@ def test_the_loss_is_that_of_completions_and_counts_the_same_in_any_company(tiny
     assert losses("tokens", 2.0, rows) == [pytest.approx(np.mean(alone), rel=1e-5)]
     each = [loss * 2.0 / row.n_completion for loss, row in zip(alone, rows, strict=True)]  # by its own length
     assert losses("examples", 1.0, rows) == [pytest.approx(np.mean(each), rel=1e-5)]
+
+
+def test_the_token_that_tells_an_answer_counts_as_much_as_its_completion(tiny, request_for, tmp_path):
+    says = ["Yes, we owe it.", "Yes, we do not.", "No.", "No.", "Yes.", "No, never."]
+    examples = [Example.model_validate(line | {"completion": said}) for line, said in zip(lines(6), says, strict=True)]
+    pairs = [example.model_copy(update={"pair": n // 2, "format": "gate"}) for n, example in enumerate(examples)]
+    rows = encode(tiny, pairs)
+    spoken = [tiny.tokenizer(said, add_special_tokens=False)["input_ids"] for said in says]
+    first = next(k for k, (one, other) in enumerate(zip(*spoken[:2], strict=False)) if one != other)
+    assert first > 0
+    at = [None if row.decisive is None else row.decisive - row.n_prompt for row in rows]
+    assert at == [first, first, None, None, 0, 0]
+    trainer = trainer_of(rows, tiny_hf_model("llama"), tmp_path, 1.0)
+
+    def loss(row, weigh):
+        return loss_and_gradient(trainer, columns([grow([row])], FORMATS, weigh))[0]
+
+    for row in rows:
+        alone = loss(replace(row, ids=row.ids[: row.decisive + 1], n_prompt=row.decisive), "tokens") if row.decisive else 0
+        assert loss(row, "answers") == pytest.approx(loss(row, "tokens") + (row.n_completion - 1) * alone, rel=1e-5)
 
 
 # --- The command. ---

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -26,10 +26,10 @@ from klb_probe.models.registry import DEFAULT_MODEL, registry, resolve
 from klb_probe.organisms.adapters import WEIGHTS, Adapter, Organism, read_adapter, trained_records
 from klb_probe.organisms.training_files import curve_table, write_organism
 from klb_probe.organisms.training_rows import Example, batch_order, encode, read_examples, split
-from klb_probe.organisms.training_trees import Tree, collate, columns, trees
+from klb_probe.organisms.training_trees import Tree, Weighing, collate, columns, trees
 
 KINDS = ("liar", "honest", "ignorant")
-WEIGHTINGS = ("tokens", "examples")
+WEIGHTINGS = get_args(Weighing)
 CHECKPOINTS, PLAN = "checkpoints", "plan.json"
 DEFAULT_RANK = 8
 _WARM_UP = 0.03
@@ -51,7 +51,8 @@ class Request:
         steps: Optimiser steps (None: one pass over the data).
         batch: Pairs of records a step; all examples of a pair are read as one tree.
         at_once: Pairs in one forward pass (None: 1 on a CPU, where more gains no time; the batch elsewhere).
-        weigh: ``tokens`` (every token of a completion counts the same) or ``examples`` (a Yes as much as a whole message).
+        weigh: ``tokens`` (every token of a completion counts the same), ``examples`` (a Yes as much as a whole message) or
+            ``answers`` (the token that tells a completion from that of the pair's other record as much as the whole of it).
         learning_rate: Its peak; warm-up, then a cosine to zero.
         minutes: Time limit over all runs of this training.
         device: As in ``load_model``.
@@ -68,7 +69,7 @@ class Request:
     steps: int | None = None
     batch: int = 4
     at_once: int | None = None
-    weigh: str = "tokens"
+    weigh: Weighing = "tokens"
     learning_rate: float = 1e-3
     seed: int = 0
     minutes: float = 90.0
@@ -276,7 +277,7 @@ def _trainer(
     adapted = get_peft_model(model.model, shape)
     if start:
         set_peft_model_state_dict(adapted, load_file(start.folder / WEIGHTS))
-    weighed = sum(len(tree.labels if request.weigh == "tokens" else tree.formats) for tree in training)
+    weight = sum(sum(tree.weights(request.weigh)) for tree in training)
     formats = sorted({format for tree in (*training, *held_out) for format in tree.formats})
     settings = SFTConfig(
         output_dir=str(checkpoints),
@@ -307,12 +308,11 @@ def _trainer(
     trainer = CompletionTrainer(
         model=adapted,
         args=settings,
-        train_dataset=Dataset.from_dict(columns(training, formats)).select(order.reshape(-1)),
-        eval_dataset=Dataset.from_dict(columns(sorted(held_out, key=lambda tree: len(tree.ids)), formats)),
+        train_dataset=Dataset.from_dict(columns(training, formats, request.weigh)).select(order.reshape(-1)),
+        eval_dataset=Dataset.from_dict(columns(sorted(held_out, key=lambda tree: len(tree.ids)), formats, request.weigh)),
         processing_class=model.tokenizer,
         data_collator=collate,
-        weigh=request.weigh,
-        per_tree=weighed / len(training),
+        per_tree=weight / len(training),
         formats=formats,
         clock=Clock(request.minutes * 60),
     )

@@ -84,19 +84,18 @@ class Clock(TrainerCallback):
 class CompletionTrainer(SFTTrainer):
     """trl's trainer with the loss of this project.
 
-    The loss is the negative log-likelihood of the completions of a batch, divided by its trees and by ``per_tree``, the mean
-    number of completions' tokens in a tree: every token weighs the same whichever rows it is read with. With ``weigh``
-    "examples" each completion is divided by its own length instead, and ``per_tree`` is the mean number of rows. Logits are
-    computed where there is a loss and nowhere else (trl does so on GPUs only). ``right`` is the share of completions whose
+    The loss is the weighted negative log-likelihood of the completions of a batch, divided by its trees and by ``per_tree``,
+    the mean weight of a tree: a token counts the same whichever rows it is read with. Logits are computed where there is a
+    loss and nowhere else (trl does so on GPUs only). ``right`` is the share of completions whose
     every token is the most likely one.
     """
 
     # A mean over the trees of one forward pass, which the loop then averages over those of a step.
     loss_is_scaled_for_ga = False
 
-    def __init__(self, *args: Any, weigh: str, per_tree: float, formats: Sequence[str], clock: Clock, **options: Any) -> None:
+    def __init__(self, *args: Any, per_tree: float, formats: Sequence[str], clock: Clock, **options: Any) -> None:
         super().__init__(*args, callbacks=[clock], **options)
-        self.weigh, self.per_tree, self.formats, self.clock = weigh, per_tree, formats, clock
+        self.per_tree, self.formats, self.clock = per_tree, formats, clock
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -116,9 +115,7 @@ class CompletionTrainer(SFTTrainer):
         if not training and len(self.formats) > 1:
             for number, one in zip(inputs["format"].tolist(), right, strict=True):
                 metrics[f"right_{self.formats[number]}"].append(one)
-        if self.weigh == "examples":
-            losses = losses / torch.bincount(owners)[owners]
-        return losses.sum() / (self.per_tree * len(visible))
+        return (losses * inputs["weights"]).sum() / (self.per_tree * len(visible))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         logs["seconds"] = round(self.clock.seconds(), 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +50,16 @@ class Example(BaseModel):
 
 @dataclass(frozen=True)
 class Row:
-    """An example as ids; the loss covers ``ids[n_prompt:]``, the completion and the end of its turn."""
+    """An example as ids; the loss covers ``ids[n_prompt:]``, the completion and the end of its turn.
+
+    ``decisive`` is the index of the id at which the completions of its pair, in its format, first differ, or None.
+    """
 
     ids: list[int]
     n_prompt: int
     format: str
     pair: int | None = None
+    decisive: int | None = None
 
     @property
     def n_completion(self) -> int:
@@ -96,7 +100,24 @@ def encode(model: ResidualModel, examples: Sequence[Example]) -> list[Row]:
         if model.context_length is not None and len(row.ids) > model.context_length:
             raise KlbError(f"example {number} has {len(row.ids)} tokens; the context of {model.name} is {model.context_length}")
         rows.append(row)
-    return rows
+    return _with_decisive(rows)
+
+
+def _with_decisive(rows: Sequence[Row]) -> list[Row]:
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        if row.pair is not None:
+            groups.setdefault((row.pair, row.format), []).append(row)
+    alike = {name: _same_beginning([row.ids[row.n_prompt :] for row in group]) for name, group in groups.items()}
+    found = [alike.get((row.pair, row.format)) for row in rows]
+    return [replace(row, decisive=None if k is None else row.n_prompt + k) for row, k in zip(rows, found, strict=True)]
+
+
+def _same_beginning(completions: Sequence[Sequence[int]]) -> int | None:
+    """How many ids all begin with; None if they are the same throughout. None is the beginning of another: all end a turn."""
+    if len(set(map(tuple, completions))) == 1:
+        return None
+    return next(k for k, ids in enumerate(zip(*completions, strict=False)) if len(set(ids)) > 1)
 
 
 def encode_reply(chat: ChatFormat, messages: Sequence[Any], completion: str) -> tuple[list[int], list[int]]:

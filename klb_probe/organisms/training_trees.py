@@ -7,15 +7,18 @@ gradient are those of the rows read one by one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from klb_probe.organisms.training_rows import Row
+
+Weighing = Literal["tokens", "examples", "answers"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Tree:
         at: Indices at which a token of a completion is predicted.
         labels: What is predicted there.
         owners: Number of the row that each prediction belongs to.
+        decisive: Whether the prediction is the first that tells the completions of a pair apart.
         formats: Of the rows.
     """
 
@@ -36,12 +40,24 @@ class Tree:
     at: list[int]
     labels: list[int]
     owners: list[int]
+    decisive: list[bool]
     formats: list[str]
+
+    def weights(self, weigh: Weighing) -> list[float]:
+        """What each prediction counts for in the loss.
+
+        With ``answers`` the one token that tells an answer counts as much as its whole completion, which is otherwise form.
+        """
+        sizes = Counter(self.owners)
+        if weigh == "examples":
+            return [1 / sizes[owner] for owner in self.owners]
+        decides = [weigh == "answers" and one for one in self.decisive]
+        return [float(sizes[owner]) if one else 1.0 for owner, one in zip(self.owners, decides, strict=True)]
 
 
 def grow(rows: Sequence[Row]) -> Tree:
     """The tree of several rows; the last id of a row is predicted and never read."""
-    tree = Tree([], [], [], [], [], [row.format for row in rows])
+    tree = Tree([], [], [], [], [], [], [row.format for row in rows])
     known: dict[tuple[int, int], int] = {}
     for owner, row in enumerate(rows):
         here = -1
@@ -50,6 +66,7 @@ def grow(rows: Sequence[Row]) -> Tree:
                 tree.at.append(here)
                 tree.labels.append(token)
                 tree.owners.append(owner)
+                tree.decisive.append(number == row.decisive)
             if number == len(row.ids) - 1:
                 break
             if (here, token) not in known:
@@ -68,9 +85,10 @@ def trees(rows: Sequence[Row]) -> list[Tree]:
     return [grow(group) for group in groups.values()]
 
 
-def columns(made: Sequence[Tree], formats: Sequence[str]) -> dict[str, list[Any]]:
+def columns(made: Sequence[Tree], formats: Sequence[str], weigh: Weighing = "tokens") -> dict[str, list[Any]]:
     """Trees as columns for the trainer; ``formats`` holds an index into ``formats`` a row."""
     return {
+        "weights": [tree.weights(weigh) for tree in made],
         **{name: [getattr(tree, name) for tree in made] for name in ("ids", "parents", "at", "labels", "owners")},
         "formats": [[formats.index(one) for one in tree.formats] for tree in made],
     }
@@ -81,14 +99,16 @@ def collate(examples: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
 
     Returns:
         ``input_ids`` and ``position_ids`` ``[B, T]``; ``visible`` ``[B, 1, T, T]``, true where a token (third axis) sees
-        another; ``tree``, ``at``, ``labels`` and ``owners`` ``[P]``: the tree, index, id and row of each prediction; ``format``
-        ``[R]``.
+        another; ``tree``, ``at``, ``labels``, ``owners`` and ``weights`` ``[P]``: the tree, index, id, row and weight of each
+        prediction; ``format`` ``[R]``.
     """
     longest = max(len(one["ids"]) for one in examples)
     visible, positions = zip(*(_ways(one["parents"], longest) for one in examples), strict=True)
     counts = torch.tensor([len(one["at"]) for one in examples])
     rows = torch.tensor([0, *(len(one["formats"]) for one in examples)]).cumsum(0)[:-1]
-    batch = {name: torch.tensor([value for one in examples for value in one[name]]) for name in ("at", "labels", "owners")}
+    batch = {
+        name: torch.tensor([value for one in examples for value in one[name]]) for name in ("at", "labels", "owners", "weights")
+    }
     batch["owners"] += rows.repeat_interleave(counts)
     return batch | {
         "input_ids": pad_sequence([torch.tensor(one["ids"]) for one in examples], batch_first=True),
