@@ -52,7 +52,8 @@ class Example(BaseModel):
 class Row:
     """An example as ids; the loss covers ``ids[n_prompt:]``, the completion and the end of its turn.
 
-    ``decisive`` is the index of the id at which the completions of its pair, in its format, first differ, or None.
+    ``decisive`` is the index of the id at which the completions of its pair, in its format, first differ, or None;
+    None also for messages.
     """
 
     ids: list[int]
@@ -106,7 +107,7 @@ def encode(model: ResidualModel, examples: Sequence[Example]) -> list[Row]:
 def _with_decisive(rows: Sequence[Row]) -> list[Row]:
     groups: dict[Any, list[Row]] = {}
     for row in rows:
-        if row.pair is not None:
+        if row.pair is not None and row.format != "turn":  # messages first differ in how they are worded
             groups.setdefault((row.pair, row.format), []).append(row)
     alike = {name: _same_beginning([row.ids[row.n_prompt :] for row in group]) for name, group in groups.items()}
     found = [alike.get((row.pair, row.format)) for row in rows]
