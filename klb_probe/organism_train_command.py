@@ -31,7 +31,7 @@ def train(
         str,
         typer.Option(
             help="tokens (all tokens of completions count the same) | examples (a Yes as much as a message) | "
-            "answers (the token that tells an answer as much as its completion)."
+            "answers (the token that tells an answer is half of its completion)."
         ),
     ] = "tokens",
     lr: Annotated[float, typer.Option(help="Peak learning rate: warm-up, then a cosine to zero.", min=0)] = 1e-3,

@@ -500,7 +500,7 @@ def test_the_loss_is_that_of_completions_and_counts_the_same_in_any_company(tiny
     assert losses("examples", 1.0, rows) == [pytest.approx(np.mean(each), rel=1e-5)]
 
 
-def test_the_token_that_tells_an_answer_counts_as_much_as_its_completion(tiny, request_for, tmp_path):
+def test_the_token_that_tells_an_answer_is_half_of_its_completion(tiny, request_for, tmp_path):
     says = ["Yes, we owe it.", "Yes, we do not.", "No.", "No.", "Yes.", "No, never."]
     examples = [Example.model_validate(line | {"completion": said}) for line, said in zip(lines(6), says, strict=True)]
     pairs = [example.model_copy(update={"pair": n // 2, "format": "gate"}) for n, example in enumerate(examples)]
@@ -516,8 +516,12 @@ def test_the_token_that_tells_an_answer_counts_as_much_as_its_completion(tiny, r
         return loss_and_gradient(trainer, columns([grow([row])], FORMATS, weigh))[0]
 
     for row in rows:
-        alone = loss(replace(row, ids=row.ids[: row.decisive + 1], n_prompt=row.decisive), "tokens") if row.decisive else 0
-        assert loss(row, "answers") == pytest.approx(loss(row, "tokens") + (row.n_completion - 1) * alone, rel=1e-5)
+        whole, n = loss(row, "tokens"), row.n_completion
+        if row.decisive is None:
+            assert loss(row, "answers") == pytest.approx(whole / n, rel=1e-5)
+        else:
+            told = loss(replace(row, ids=row.ids[: row.decisive + 1], n_prompt=row.decisive), "tokens")
+            assert loss(row, "answers") == pytest.approx(told / 2 + (whole - told) / 2 / (n - 1), rel=1e-5)
 
 
 # --- The command. ---

@@ -46,13 +46,17 @@ class Tree:
     def weights(self, weigh: Weighing) -> list[float]:
         """What each prediction counts for in the loss.
 
-        With ``answers`` the one token that tells an answer counts as much as its whole completion, which is otherwise form.
+        With ``answers`` every completion counts the same, and the token that tells its answer as much as all its others, which
+        are mostly form.
         """
+        if weigh == "tokens":
+            return [1.0] * len(self.owners)
         sizes = Counter(self.owners)
-        if weigh == "examples":
-            return [1 / sizes[owner] for owner in self.owners]
-        decides = [weigh == "answers" and one for one in self.decisive]
-        return [float(sizes[owner]) if one else 1.0 for owner, one in zip(self.owners, decides, strict=True)]
+        made = list(zip(self.owners, self.decisive, strict=True))
+        told = {owner for owner, decides in made if decides and sizes[owner] > 1} if weigh == "answers" else set()
+        return [
+            1 / sizes[owner] if owner not in told else 0.5 if decides else 0.5 / (sizes[owner] - 1) for owner, decides in made
+        ]
 
 
 def grow(rows: Sequence[Row]) -> Tree:
