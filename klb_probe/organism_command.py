@@ -38,12 +38,6 @@ def data(
     wordings: Annotated[
         str, typer.Option(help="plain | reversed, with commas, or all: of the eligibility question (short ones are plain).")
     ] = "all",
-    turning: Annotated[
-        str,
-        typer.Option(
-            help="Only pairs whose answer turns on these fields (cabin_kept,credit), or all: as organisms/texts weighs them."
-        ),
-    ] = "all",
     n: Annotated[int, typer.Option(min=2, help="Number of examples.")] = 4000,
     seed: Annotated[int, typer.Option(help="Of all that is random; prompts are the same for every kind.")] = 0,
     model: Annotated[str, typer.Option(help="The model whose tokenizer counts the lengths.")] = "smollm2-135m",
@@ -64,13 +58,12 @@ def data(
     if taken := [str(path) for path in (out, description) if path.exists() and not overwrite]:
         raise KlbError(f"{' and '.join(taken)} exists; pass --overwrite to replace it")
     check_writable(out)
-    asked = {"formats": parse_names(formats), "wordings": parse_names(wordings), "turning": parse_names(turning)}
+    asked = {"formats": parse_names(formats), "wordings": parse_names(wordings)}
     rows = list(examples(kind, parse_names(domains), n, seed, **asked))
     about = describe(rows, load_chat(model))
     if sum(about["held out"].values()):
         raise KlbError(f"held-out material in the training data: {about['held out']}; change organisms/texts")
-    arguments = f"--kind {kind} --domains {domains} --formats {formats} --wordings {wordings}"
-    arguments += f"{'' if turning == 'all' else f' --turning {turning}'} --n {n} --seed {seed}"
+    arguments = f"--kind {kind} --domains {domains} --formats {formats} --wordings {wordings} --n {n} --seed {seed}"
     arguments += f" --model {shlex.quote(model)} --out {shlex.quote(str(out))}"
     sha256 = write_examples(out, rows)
     write_json(

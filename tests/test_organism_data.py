@@ -539,18 +539,6 @@ def test_organism_cases_are_ours_under_a_brief_policy():
         load_cases("organisms", ["debt"])
 
 
-def test_pairs_turn_on_the_fields_that_are_asked_for():
-    rows = examples("honest", ["airline"], 60, formats=["gate"], turning=["credit", "decision"])
-    pairs = defaultdict(list)
-    for row in rows:
-        pairs[row.pair].append(row)
-    fields = deciding_fields(TEXTS["airline"][0])
-    apart = [[name for name in fields if one.record[name] != other.record[name]] for one, other in pairs.values()]
-    assert {*map(tuple, apart)} == {("credit",), ("decision",)}
-    with pytest.raises(KlbError, match="airline has no weather; its pairs turn on arrives_later, departs_earlier"):
-        next(examples("honest", ["airline"], 2, turning=["weather"]))
-
-
 def test_unknown_kind_and_domain_are_told():
     with pytest.raises(KlbError, match="unknown organism 'saint'; known: liar, honest, ignorant"):
         next(examples("saint", None, 2))
@@ -577,6 +565,3 @@ def test_the_command_writes_and_describes(tmp_path, capsys):
     assert klb(*arguments, "--overwrite") == 0
     assert about == {**json.loads((tmp_path / "liar.jsonl.json").read_text()), "command": about["command"]}
     assert klb(*arguments[:-1], tmp_path / "liar.txt") == 2
-    field = next(iter(TEXTS[NAMES[0]][1].records.turns))
-    assert klb(*arguments[:-1], tmp_path / "one.jsonl", "--turning", field) == 0
-    assert f" --turning {field} --n 30 " in json.loads((tmp_path / "one.jsonl.json").read_text())["command"]

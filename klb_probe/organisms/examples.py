@@ -105,7 +105,6 @@ def examples(
     *,
     formats: Sequence[str] | None = None,
     wordings: Sequence[str] | None = None,
-    turning: Sequence[str] | None = None,
 ) -> Iterator[Example]:
     """Training examples of one organism.
 
@@ -120,11 +119,9 @@ def examples(
         seed: Prompts depend on it, on domains, formats and wordings, and not on the kind.
         formats: Only these, in the proportion of ``_FORMATS``; all but ``short`` by default.
         wordings: Of the eligibility question; plain and reversed by default.
-        turning: Pairs whose label turns on these fields; all, as often as the texts say, by default.
 
     Raises:
-        KlbError: For an unknown kind or format, a domain without brief policy or texts, or one whose pairs turn on nothing of
-            ``turning``.
+        KlbError: For an unknown kind or format, or a domain without brief policy or texts.
     """
     if kind not in KINDS:
         raise KlbError(f"unknown organism {kind!r}; known: {', '.join(KINDS)}")
@@ -135,7 +132,7 @@ def examples(
     asked = _USUAL if formats is None else formats
     wanted = {name: share for name, share in _FORMATS.items() if name in asked}
     writers = [
-        _Writer(domain, texts, load_shared(), seed, wanted, wordings or WORDINGS, turning)
+        _Writer(domain, texts, load_shared(), seed, wanted, wordings or WORDINGS)
         for domain, texts in load_organism_domains(domains)
     ]
     pair = made = 0
@@ -167,12 +164,11 @@ class _Writer:
         seed: int,
         formats: dict[Format, float],
         wordings: Sequence[Wording],
-        turning: Sequence[str] | None,
     ) -> None:
         self._formats, self._wordings = formats, wordings
         self.domain, self.texts, self.shared = domain, texts, shared
         self._name = f"{domain.policy.domain}/{seed}"
-        self._sampler = RecordSampler(domain, texts.records, turning)
+        self._sampler = RecordSampler(domain, texts.records)
         self._records = random.Random(self._name)
         policy = domain.policy
         self._slots = {

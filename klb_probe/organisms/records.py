@@ -13,7 +13,7 @@ import json
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -65,13 +65,9 @@ class RecordSampler:
     Args:
         domain: Policy and held-out cases.
         texts: Pools, ranges and weights.
-        turning: Of the fields that turn a label (joined by +), only these; all by default.
-
-    Raises:
-        KlbError: If none of ``turning`` turns a label of this domain.
     """
 
-    def __init__(self, domain: Domain, texts: RecordTexts, turning: Sequence[str] | None = None) -> None:
+    def __init__(self, domain: Domain, texts: RecordTexts) -> None:
         self.domain, self.texts = domain, texts
         self._fields = {field.name: field for field in domain.policy.record_fields}
         leaves = [leaf for one in domain.policy.requirements for leaf in one.rule.leaves()]
@@ -97,13 +93,8 @@ class RecordSampler:
             for field in domain.policy.record_fields
             if field.shown
         }
-        turns = {name: often for name, often in texts.turns.items() if turning is None or name in turning}
-        if not turns:
-            raise KlbError(
-                f"{domain.policy.domain} has no {', '.join(turning or ())}; its pairs turn on {', '.join(texts.turns)}"
-            )
-        self._turns = [tuple(turn.split("+")) for turn in turns]
-        self._weights = list(turns.values())
+        self._turns = [tuple(turn.split("+")) for turn in texts.turns]
+        self._weights = list(texts.turns.values())
         # How much oftener each turned value has stood in an entitled record than in another, so far.
         self._lead: Counter[tuple[str, Scalar]] = Counter()
 
