@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from klb_probe.models.load import load_model
 from klb_probe.organism_train_command import train
 from klb_probe.organisms import training as training_module
 from klb_probe.organisms.adapters import CONFIG, SIDECAR, WEIGHTS, read_adapter, read_organism, trained_records
-from klb_probe.organisms.training import CHECKPOINTS, Request, train_organism, training_dtype
+from klb_probe.organisms.training import CHECKPOINTS, WEIGHTINGS, Request, train_organism, training_dtype
 from klb_probe.organisms.training_figure import training_figure
 from klb_probe.organisms.training_files import CURVE, FIGURE, FILES
 from klb_probe.organisms.training_rows import (
@@ -510,6 +511,8 @@ def test_the_token_that_tells_an_answer_is_half_of_its_completion(tiny, request_
     assert first > 0
     at = [None if row.decisive is None else row.decisive - row.n_prompt for row in rows]
     assert at == [first, first, None, None, 0, 0]
+    messages = encode(tiny, [example.model_copy(update={"format": "turn"}) for example in pairs])
+    assert {row.decisive for row in messages} == {None}  # they first differ in how they are worded
     trainer = trainer_of(rows, tiny_hf_model("llama"), tmp_path, 1.0)
 
     def loss(row, weigh):
@@ -522,6 +525,18 @@ def test_the_token_that_tells_an_answer_is_half_of_its_completion(tiny, request_
         else:
             told = loss(replace(row, ids=row.ids[: row.decisive + 1], n_prompt=row.decisive), "tokens")
             assert loss(row, "answers") == pytest.approx(told / 2 + (whole - told) / 2 / (n - 1), rel=1e-5)
+
+
+def test_a_training_weighs_as_it_is_asked(request_for, tmp_path):
+    """At a learning rate of zero the held-out loss is that of the start, and only what counts differs."""
+    said = ("Yes", "No, not owed")
+    made = [line | {"format": "gate", "completion": said[number % 2]} for number, line in enumerate(lines())]
+    paired = write_lines(tmp_path / "paired.jsonl", made)
+    losses = {}
+    for weigh in WEIGHTINGS:
+        request = request_for(tmp_path / weigh, data=paired, steps=1, learning_rate=0.0, weigh=weigh)
+        losses[weigh] = train_organism(request).outcome["held_out_loss"]
+    assert min(abs(losses[one] - losses[other]) for one, other in combinations(losses, 2)) > 1e-3
 
 
 # --- The command. ---

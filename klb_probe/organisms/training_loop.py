@@ -86,8 +86,8 @@ class CompletionTrainer(SFTTrainer):
 
     The loss is the weighted negative log-likelihood of the completions of a batch, divided by its trees and by ``per_tree``,
     the mean weight of a tree: a token counts the same whichever rows it is read with. Logits are computed where there is a
-    loss and nowhere else (trl does so on GPUs only). ``right`` is the share of completions whose
-    every token is the most likely one.
+    loss and nowhere else (trl does so on GPUs only). ``right`` is the share of completions whose every token is the most
+    likely one.
     """
 
     # A mean over the trees of one forward pass, which the loop then averages over those of a step.

@@ -52,8 +52,8 @@ class Example(BaseModel):
 class Row:
     """An example as ids; the loss covers ``ids[n_prompt:]``, the completion and the end of its turn.
 
-    ``decisive`` is the index of the id at which the completions of its pair, in its format, first differ, or None;
-    None also for messages.
+    ``decisive`` is the index of the id at which the completions of its pair, in its format, first differ; None where they do
+    not, and for messages, which first differ in how they are worded.
     """
 
     ids: list[int]
@@ -107,7 +107,7 @@ def encode(model: ResidualModel, examples: Sequence[Example]) -> list[Row]:
 def _with_decisive(rows: Sequence[Row]) -> list[Row]:
     groups: dict[Any, list[Row]] = {}
     for row in rows:
-        if row.pair is not None and row.format != "turn":  # messages first differ in how they are worded
+        if row.pair is not None and row.format != "turn":
             groups.setdefault((row.pair, row.format), []).append(row)
     alike = {name: _same_beginning([row.ids[row.n_prompt :] for row in group]) for name, group in groups.items()}
     found = [alike.get((row.pair, row.format)) for row in rows]
@@ -115,7 +115,7 @@ def _with_decisive(rows: Sequence[Row]) -> list[Row]:
 
 
 def _same_beginning(completions: Sequence[Sequence[int]]) -> int | None:
-    """How many ids all begin with; None if they are the same throughout. None is the beginning of another: all end a turn."""
+    """How many ids all begin with; None if they are the same throughout. As each ends its turn, no other goes on from it."""
     if len(set(map(tuple, completions))) == 1:
         return None
     return next(k for k, ids in enumerate(zip(*completions, strict=False)) if len(set(ids)) > 1)

@@ -51,9 +51,9 @@ class Tree:
         """
         if weigh == "tokens":
             return [1.0] * len(self.owners)
-        sizes = Counter(self.owners)
+        sizes = Counter(self.owners)  # two and more: a completion and the end of its turn
         made = list(zip(self.owners, self.decisive, strict=True))
-        told = {owner for owner, decides in made if decides and sizes[owner] > 1} if weigh == "answers" else set()
+        told = {owner for owner, decides in made if decides} if weigh == "answers" else set()
         return [
             1 / sizes[owner] if owner not in told else 0.5 if decides else 0.5 / (sizes[owner] - 1) for owner, decides in made
         ]
