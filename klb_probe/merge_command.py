@@ -9,7 +9,12 @@ import typer
 
 from klb_probe.errors import KlbError
 
-MERGE_EXAMPLE = "Example: klb-probe merge outputs/run.shards/* --out outputs/run"
+# Blank lines make a line of each command.
+MERGE_EXAMPLE = """Example: klb-probe run --agent scripted:honest --domains airline --shard 1/2 --out outputs/shards/1-of-2
+
+klb-probe run --agent scripted:honest --domains airline --shard 2/2 --out outputs/shards/2-of-2
+
+klb-probe merge outputs/shards/1-of-2 outputs/shards/2-of-2 --out outputs/honest"""
 
 
 def merge(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from klb_probe.dialogue.trajectory import Row
     from klb_probe.pairing.join import Paired
 
-PAIR_EXAMPLE = "Example: klb-probe pair outputs/signals-llama-3.1-8b outputs/run-llama-3.1-8b --position before_reply,action"
+PAIR_EXAMPLE = "Example: klb-probe pair outputs/liar/signals outputs/liar --position before_reply,action"
 TABLES = ("pairs.csv", "statistics.csv", "selection.csv", "baselines.csv")
 MONITOR_FILE = "monitor.csv"
 PAIR_FILES = (*TABLES, MONITOR_FILE, "pairing.json")
