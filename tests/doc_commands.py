@@ -1,4 +1,4 @@
-"""What the documentation says to type: commands in fences and in running text, examples in help, files that pages give whole."""
+"""What the documentation says to type: commands in fences and in running text, and files that pages give whole."""
 
 from __future__ import annotations
 

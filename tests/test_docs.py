@@ -39,7 +39,7 @@ def site(tmp_path_factory):
 def test_the_site_builds_and_has_what_is_generated(site):
     commands = (site / "commands.html").read_text(encoding="utf-8")
     for name, _ in hook().commands():
-        assert f"<h2 id=\"{name.replace(' ', '-')}\">" in commands
+        assert f'<h2 id="{name.replace(" ", "-")}">' in commands
     python = (site / "python.html").read_text(encoding="utf-8")
     for name in klb_probe.__all__:
         assert re.search(rf'id="klb_probe\.[\w.]+\.{name}"', python), f"{name} is not in docs/python.md"
@@ -49,7 +49,9 @@ def test_the_site_builds_and_has_what_is_generated(site):
 def test_the_site_asks_nothing_of_the_network(site):
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
-        fetched = re.findall(r'<(?:script|img|source)[^>]+src="(https?:[^"]+)"|<link[^>]+rel="stylesheet"[^>]+href="(https?:[^"]+)"', text)
+        fetched = re.findall(
+            r'<(?:script|img|source)[^>]+src="(https?:[^"]+)"|<link[^>]+rel="stylesheet"[^>]+href="(https?:[^"]+)"', text
+        )
         assert not fetched, f"{page.name}: {fetched}"
 
 
