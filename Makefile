@@ -20,7 +20,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/run.py
 
 docs: $(INSTALLED)
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 install: $(INSTALLED)
 

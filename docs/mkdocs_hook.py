@@ -52,7 +52,7 @@ def _section(name: str, command: Any) -> Iterator[str]:
     options = [one for one in command.params if one.param_type_name == "option" and "completion" not in one.name]
     if arguments:
         yield "| argument | |\n|---|---|"
-        yield from (f"| `{one.make_metavar(context)}` | {_plain(one.help)} |" for one in arguments)
+        yield from (f"| `{(one.metavar or one.name).upper()}` | {_plain(one.help)} |" for one in arguments)
         yield ""
     if options:
         yield "| option | default | |\n|---|---|---|"

@@ -17,7 +17,7 @@ from klb_probe.versions import versions
 @pytest.fixture(scope="module")
 def names(smollm, tmp_path_factory):
     """What the examples start from (docs/python.md says so), in a folder of their own with a saved probe."""
-    before = os.getcwd()
+    before = Path.cwd()
     os.chdir(tmp_path_factory.mktemp("doctests"))
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4, "num_attention_heads": 4}
     config = hf.LlamaConfig(**sizes, vocab_size=49_152, max_position_embeddings=8192)
