@@ -1,8 +1,9 @@
-"""MkDocs hook: the command reference, made of the commands' own help whenever the site is built."""
+"""MkDocs hook: the command reference, made of the commands' own help whenever the site is built; names in docstrings."""
 
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,11 +12,17 @@ import typer
 from klb_probe.cli import app
 
 MARKER = "<!-- command reference -->"
+_ROLE = re.compile(r":(?:func|class|attr|meth|mod):<code>(?:~[\w.]*\.)?([\w.]+)</code>")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Put the reference where a page has the marker."""
     return markdown.replace(MARKER, reference()) if MARKER in markdown else markdown
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Docstrings name others as Sphinx has it (``:func:`name```): the name alone stays."""
+    return _ROLE.sub(r"<code>\1</code>", content)
 
 
 def commands() -> Iterator[tuple[str, Any]]:
@@ -47,7 +54,7 @@ def _section(name: str, command: Any) -> Iterator[str]:
     yield f"{_plain(command.help)}\n"
     if subcommands:
         yield "Commands: " + ", ".join(f"[`{own}`](#{name.replace(' ', '-')}-{own})" for own in subcommands) + "\n"
-    yield "```\n" + "\n".join(examples(command)) + "\n```\n"
+    yield "Example:\n\n```\n" + "\n".join(examples(command)) + "\n```\n"
     arguments = [one for one in command.params if one.param_type_name == "argument"]
     options = [one for one in command.params if one.param_type_name == "option" and "completion" not in one.name]
     if arguments:
