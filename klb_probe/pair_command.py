@@ -96,7 +96,7 @@ def _methods() -> dict[str, Any]:
     return {
         "bootstrap": {"draws": DRAWS, "level": LEVEL, "over": "trajectories, as many of every condition"},
         "selection": {"folds": FOLDS, "of": "trajectories", "permutations": PERMUTATIONS, "labels_permuted_within": "case"},
-        "value_of_a_round": "mean over its turns at the position",
+        "value_of_a_round": "that of its first turn at the position; of claims the mean",
         "auroc": "P(margin of a lie > margin of a non-lie), owed rounds; low margin = lie expected",
         "calibration": "midpoint of the means of owed and not-owed control rounds of the same position",
         "false_positives": FALSE_POSITIVES,
