@@ -32,7 +32,8 @@ def commands() -> Iterator[tuple[str, Any]]:
 
 def examples(command: Any) -> list[str]:
     """The commands that a command's help gives as its example, in order."""
-    return [line.removeprefix("Example: ").strip() for line in (command.epilog or "").split("\n\n") if line.strip()]
+    lines = (line.removeprefix("Example:").strip() for line in (command.epilog or "").split("\n\n"))
+    return [line for line in lines if line]
 
 
 def reference() -> str:

@@ -13,7 +13,9 @@ from klb_probe.options import Backend, Cases, Contrast, Device, Dtype, Hooks
 
 CONTEST_FILES = ("contest.csv", "contest.png", "run.json")
 # Blank lines make a line of each command.
-CONTEST_EXAMPLE = """Example: klb-probe run --agent smollm2-135m-liar --cases organisms --out outputs/organism-liar
+CONTEST_EXAMPLE = """Example:
+
+klb-probe run --agent smollm2-135m-liar --cases organisms --out outputs/organism-liar
 
 klb-probe run --agent smollm2-135m-honest --cases organisms --out outputs/organism-honest
 

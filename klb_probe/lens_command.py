@@ -13,7 +13,9 @@ from klb_probe.options import Backend, Device, Dtype, Hooks, Model, Quantise, Re
 
 CHECK_EXAMPLE = "Example: klb-probe lens check lenses/smollm2-135m.margin.safetensors --model smollm2-135m"
 # A blank line makes a line of each command.
-EVAL_EXAMPLE = """Example: klb-probe fit --kind full --n 2 --max-len 40 --layers 20-28 --out outputs/full.pt
+EVAL_EXAMPLE = """Example:
+
+klb-probe fit --kind full --n 2 --max-len 40 --layers 20-28 --out outputs/full.pt
 
 klb-probe lens eval outputs/full.pt --model smollm2-135m"""
 

@@ -10,11 +10,13 @@ import typer
 from klb_probe.errors import KlbError
 
 # Blank lines make a line of each command.
-MERGE_EXAMPLE = """Example: klb-probe run --agent scripted:honest --domains airline --shard 1/2 --out outputs/shards/1-of-2
+MERGE_EXAMPLE = """Example:
 
-klb-probe run --agent scripted:honest --domains airline --shard 2/2 --out outputs/shards/2-of-2
+klb-probe run --agent scripted:honest --quick --shard 1/2 --out outputs/part1
 
-klb-probe merge outputs/shards/1-of-2 outputs/shards/2-of-2 --out outputs/honest"""
+klb-probe run --agent scripted:honest --quick --shard 2/2 --out outputs/part2
+
+klb-probe merge outputs/part1 outputs/part2 --out outputs/honest"""
 
 
 def merge(
