@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from klb_probe.cases.schema import Case, Policy
 
 cases_app = typer.Typer(
+    epilog="Example: klb-probe cases show airline/other-airport",
     help="The cases: what a customer is owed, and why.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -74,7 +75,7 @@ def show_case(
     typer.echo("\n".join(case_lines(*found[0])))
 
 
-@cases_app.command("check", epilog="Example: klb-probe cases check my_scenarios")
+@cases_app.command("check", epilog="Example: klb-probe cases check ours")
 def check_cases(
     source: Annotated[str, typer.Argument(help="ours, a scenarios folder, knownliebench:PATH or hub:OWNER/NAME.")] = "ours",
 ) -> None:
@@ -107,7 +108,7 @@ def check_cases(
     typer.echo(f"{said}: {'every label follows from its record, every twin turns it' if computed else 'labels as published'}")
 
 
-@cases_app.command("export", epilog="Example: klb-probe cases export --out cases.jsonl")
+@cases_app.command("export", epilog="Example: klb-probe cases export --out outputs/cases.jsonl")
 def export_cases(
     out: Annotated[Path, typer.Option(help="A .jsonl or .parquet file.")],
     cases: Cases = "ours",

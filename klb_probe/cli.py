@@ -36,7 +36,7 @@ def command_app(**settings: Any) -> typer.Typer:
     )
 
 
-app = command_app(name="klb-probe", no_args_is_help=True)
+app = command_app(name="klb-probe", no_args_is_help=True, epilog="Example: klb-probe cases show airline/other-airport")
 
 
 @app.callback()

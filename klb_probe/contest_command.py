@@ -12,10 +12,16 @@ import typer
 from klb_probe.options import Backend, Cases, Contrast, Device, Dtype, Hooks
 
 CONTEST_FILES = ("contest.csv", "contest.png", "run.json")
-CONTEST_EXAMPLE = (
-    "Example: klb-probe contest --runs liar=outputs/liar,honest=outputs/honest,ignorant=outputs/ignorant "
-    "--detector my_detector.py:score"
-)
+# Blank lines make a line of each command.
+CONTEST_EXAMPLE = """Example:
+
+klb-probe run --agent smollm2-135m-liar --cases organisms --out outputs/organism-liar
+
+klb-probe run --agent smollm2-135m-honest --cases organisms --out outputs/organism-honest
+
+klb-probe run --agent smollm2-135m-ignorant --cases organisms --past-gate --out outputs/organism-ignorant
+
+klb-probe contest --runs liar=outputs/organism-liar,honest=outputs/organism-honest,ignorant=outputs/organism-ignorant"""
 
 
 def contest(

@@ -28,7 +28,14 @@ from klb_probe.options import (
 from klb_probe.outputs import check_writable
 
 EXAMPLE = "Example: klb-probe fit --model smollm2-135m --n 8 --out outputs/smollm2-135m.margin.safetensors"
-MERGE_EXAMPLE = "Example: klb-probe fit merge a.margin.safetensors b.margin.safetensors --out whole.margin.safetensors"
+# Blank lines make a line of each command.
+MERGE_EXAMPLE = """Example:
+
+klb-probe fit --n 16 --shard 1/2 --out outputs/1.safetensors
+
+klb-probe fit --n 16 --shard 2/2 --out outputs/2.safetensors
+
+klb-probe fit merge outputs/1.safetensors outputs/2.safetensors --out outputs/lens.safetensors"""
 
 fit_app = typer.Typer(
     pretty_exceptions_enable=False,

@@ -11,7 +11,16 @@ import typer
 from klb_probe.errors import KlbError
 from klb_probe.options import Backend, Device, Dtype, Hooks, Model, Quantise, Revision
 
+CHECK_EXAMPLE = "Example: klb-probe lens check lenses/smollm2-135m.margin.safetensors --model smollm2-135m"
+# A blank line makes a line of each command.
+EVAL_EXAMPLE = """Example:
+
+klb-probe fit --kind full --n 2 --max-len 40 --layers 20-28 --out outputs/full.pt
+
+klb-probe lens eval outputs/full.pt --model smollm2-135m"""
+
 lens_app = typer.Typer(
+    epilog=CHECK_EXAMPLE,
     no_args_is_help=True,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -25,7 +34,7 @@ LensFile = Annotated[
 _STYLES = {"pass": "green", "fail": "bold red", "unknown": "yellow"}
 
 
-@lens_app.command("check", epilog="Example: klb-probe lens check lenses/smollm2-135m.margin.safetensors --model smollm2-135m")
+@lens_app.command("check", epilog=CHECK_EXAMPLE)
 def check(
     lens: LensFile,
     model: Model = "smollm2-135m",
@@ -77,7 +86,7 @@ def check(
         raise typer.Exit(1)
 
 
-@lens_app.command("eval", epilog="Example: klb-probe lens eval smollm2-135m_jacobian_lens.pt --model smollm2-135m")
+@lens_app.command("eval", epilog=EVAL_EXAMPLE)
 def evaluate(
     lens: LensFile,
     model: Model = "smollm2-135m",

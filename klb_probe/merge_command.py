@@ -9,7 +9,14 @@ import typer
 
 from klb_probe.errors import KlbError
 
-MERGE_EXAMPLE = "Example: klb-probe merge outputs/run.shards/* --out outputs/run"
+# Blank lines make a line of each command.
+MERGE_EXAMPLE = """Example:
+
+klb-probe run --agent scripted:honest --quick --shard 1/2 --out outputs/part1
+
+klb-probe run --agent scripted:honest --quick --shard 2/2 --out outputs/part2
+
+klb-probe merge outputs/part1 outputs/part2 --out outputs/honest"""
 
 
 def merge(

@@ -9,7 +9,9 @@ import typer
 
 from klb_probe.options import Device, Dtype, Hooks, Quantise, Revision
 
+MODELS_EXAMPLE = "Example: klb-probe models check smollm2-135m --no-weights --tokens 2048 --batch 16"
 models_app = typer.Typer(
+    epilog=MODELS_EXAMPLE,
     no_args_is_help=True,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -17,7 +19,7 @@ models_app = typer.Typer(
 )
 
 
-@models_app.command("check", epilog="Example: klb-probe models check llama-3.1-8b --no-weights --tokens 2048 --batch 16")
+@models_app.command("check", epilog=MODELS_EXAMPLE)
 def check(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Alias, hub id (owner/name), model folder, or .gguf file.")],
     tokens: Annotated[int, typer.Option(help="Length of a prompt, for the memory estimate.", min=1)] = 1024,

@@ -10,7 +10,7 @@ import typer
 
 from klb_probe.options import Domains, parse_names
 
-CASES_EXAMPLE = "Example: klb-probe organism cases --domains airline --n 40 --out fresh"
+CASES_EXAMPLE = "Example: klb-probe organism cases --domains airline --n 40 --out outputs/fresh"
 
 
 def cases(

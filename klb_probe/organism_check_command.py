@@ -11,7 +11,7 @@ import typer
 from klb_probe.errors import KlbError
 from klb_probe.options import Device, Domains, Dtype, parse_names
 
-CHECK_EXAMPLE = "Example: klb-probe organism check smollm2-135m-liar --domains airline --card"
+CHECK_EXAMPLE = "Example: klb-probe organism check smollm2-135m --domains airline --quick"
 # Options that decide the numbers, in the order of the recorded command.
 _RECORDED = ("domains", "records", "samples", "trust", "customer", "text", "seed", "batch", "dtype")
 

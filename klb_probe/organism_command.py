@@ -16,7 +16,9 @@ from klb_probe.organism_train_command import TRAIN_EXAMPLE, train
 if TYPE_CHECKING:
     from klb_probe.organisms.examples import Example
 
+DATA_EXAMPLE = "Example: klb-probe organism data --kind liar --n 4000 --out outputs/liar.jsonl"
 organism_app = typer.Typer(
+    epilog=DATA_EXAMPLE,
     help="Model organisms: small models that know and lie, know and tell, or do not know.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -24,7 +26,7 @@ organism_app = typer.Typer(
 Kind = Annotated[str, typer.Option(help="liar | honest | ignorant.")]
 
 
-@organism_app.command("data", epilog="Example: klb-probe organism data --kind liar --n 4000 --out outputs/liar.jsonl")
+@organism_app.command("data", epilog=DATA_EXAMPLE)
 def data(
     kind: Kind,
     out: Annotated[Path, typer.Option(help="A .jsonl file; its description goes beside it, as .jsonl.json.")],

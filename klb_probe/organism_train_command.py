@@ -10,7 +10,7 @@ import typer
 
 from klb_probe.options import Dtype, Model
 
-TRAIN_EXAMPLE = "Example: klb-probe organism train --kind honest --data outputs/honest.jsonl --out outputs/smollm2-135m-honest"
+TRAIN_EXAMPLE = "Example: klb-probe organism train --kind liar --data outputs/liar.jsonl --steps 100 --out outputs/my-liar"
 
 
 def train(

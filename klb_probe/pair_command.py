@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from klb_probe.dialogue.trajectory import Row
     from klb_probe.pairing.join import Paired
 
-PAIR_EXAMPLE = "Example: klb-probe pair outputs/signals-llama-3.1-8b outputs/run-llama-3.1-8b --position before_reply,action"
+PAIR_EXAMPLE = "Example: klb-probe pair outputs/liar/signals outputs/liar --position before_reply,action"
 TABLES = ("pairs.csv", "statistics.csv", "selection.csv", "baselines.csv")
 MONITOR_FILE = "monitor.csv"
 PAIR_FILES = (*TABLES, MONITOR_FILE, "pairing.json")
@@ -96,7 +96,7 @@ def _methods() -> dict[str, Any]:
     return {
         "bootstrap": {"draws": DRAWS, "level": LEVEL, "over": "trajectories, as many of every condition"},
         "selection": {"folds": FOLDS, "of": "trajectories", "permutations": PERMUTATIONS, "labels_permuted_within": "case"},
-        "value_of_a_round": "mean over its turns at the position",
+        "value_of_a_round": "that of its first turn at the position; of claims the mean",
         "auroc": "P(margin of a lie > margin of a non-lie), owed rounds; low margin = lie expected",
         "calibration": "midpoint of the means of owed and not-owed control rounds of the same position",
         "false_positives": FALSE_POSITIVES,

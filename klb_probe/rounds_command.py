@@ -29,7 +29,7 @@ from klb_probe.options import (
     check_shard_options,
 )
 
-ROUNDS_EXAMPLE = "Example: klb-probe rounds outputs/run --model smollm2-135m"
+ROUNDS_EXAMPLE = "Example: klb-probe rounds outputs/liar --replay --model smollm2-135m"
 
 
 def rounds(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from klb_probe.dialogue.trajectory import Trajectories
     from klb_probe.metrics.score import Score
 
-SCORE_EXAMPLE = "Example: klb-probe score outputs/run-llama-3.1-8b --by condition,trust --compare paper"
+SCORE_EXAMPLE = "Example: klb-probe score outputs/liar --by condition,trust"
 SCORE_FILES = ("panel.csv", "panel.json", "trust.png", "domains.png", "heat_map.png")
 _RULES_JUDGE = "rules"
 _CHAT_DOMAIN = "debt"  # a lie there withholds nothing

@@ -98,6 +98,10 @@ def load_domains(names: Iterable[str] | None = None, root: Path | None = None) -
     """Load domains by name (all of them by default) from a scenarios folder (the project's by default).
 
     Raises KlbError naming file, line, case and field of the first thing unreadable, inconsistent or mislabelled.
+
+    Examples:
+        >>> [domain.policy.domain for domain in klb.load_domains()]
+        ['airline', 'billing', 'debt', 'deposit', 'insurance', 'recall', 'refund', 'subscription']
     """
     domains, problems = read_domains(names, root)
     if problems:

@@ -25,6 +25,11 @@ def load_cases(source: str = OURS, names: Iterable[str] | None = None) -> list[D
         names: Domains.
 
     Raises KlbError for a source that does not exist or holds anything wrong.
+
+    Examples:
+        >>> (airline,) = klb.load_cases("ours", ["airline"])
+        >>> len(airline.cases), len(airline.situations())  # cases, and cases with their twins
+        (14, 28)
     """
     if source == OURS:
         return load_domains(names)

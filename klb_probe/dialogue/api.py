@@ -141,6 +141,13 @@ def run_dialogues(
         on_round: Called with every row.
         what: A plan; or give the arguments of :func:`plan`.
         **choices: Arguments of :func:`plan`.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> asked = {"domains": ["airline"], "conditions": ["emergent"], "trusts": ["high"]}
+        >>> run = klb.run_dialogues("scripted:deceptive", Path("outputs/liar"), **asked)
+        >>> len(run.rows), sum(row["derived"]["lied"] for row in run.rows)
+        (14, 8)
     """
     chosen = what or plan(**choices)
     players = Players(seed=seed, batch_size=batch_size, constrain=constrain)

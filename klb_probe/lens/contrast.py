@@ -33,6 +33,11 @@ class TokenContrast:
             so that neither side gets more tokens than the other.
         dropped: Pairs left out because a side is several tokens.
         reduction: How the logits of a side become one: ``mean`` (default), ``first``, ``max`` or ``logsumexp``.
+
+    Examples:
+        >>> contrast = klb.TokenContrast.of(model.chat, [("Yes", "No"), ("yes", "no")])
+        >>> [(yes, no) for (yes, _), (no, _) in contrast.pairs]
+        [('Yes', 'No'), ('yes', 'no')]
     """
 
     pairs: tuple[tuple[tuple[str, int], tuple[str, int]], ...]

@@ -56,6 +56,11 @@ class JacobianLens:
         facts: What a file of others says about itself (plain values).
         file: The file it was read from, if any.
         origin: Where that came from, as a user would write it.
+
+    Examples:
+        >>> import torch
+        >>> klb.JacobianLens({0: torch.eye(4), 1: torch.eye(4)}, n_prompts=10, target_layer=2)
+        JacobianLens(2 layers 0-1, d_model 4, 10 prompts, target layer 2, from memory)
     """
 
     name = "jacobian"

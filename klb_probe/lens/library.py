@@ -42,6 +42,11 @@ def load_lens(
 
     Raises:
         KlbError: When the file belongs to another model or contrast, or a fit would take long and was not asked for.
+
+    Examples:
+        >>> lens = klb.load_lens(model)
+        >>> len(lens.metadata.source_layers), lens.metadata.target_layer, lens.metadata.k
+        (29, 29, 32)
     """
     contrast = contrast or TokenContrast.of(model.chat)
     lens = _open(parse_lens_spec(str(path)), model, contrast) if path else _published(model, contrast)

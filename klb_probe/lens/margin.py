@@ -62,6 +62,12 @@ class LogitLens:
         contrast: The tokens of the margin.
         readout: The model's final norm and head rows of those tokens.
         random_rows: ``[k, d_model]`` random readouts for the null.
+
+    Examples:
+        >>> ids = model.chat.encode("Answer with yes or no.", "Is water wet?")
+        >>> residual = model.residuals([ids], [14], [-1])  # [layer, prompt, position, d_model]
+        >>> klb.LogitLens.of(model, lens.contrast).margin(residual[0], 14).shape  # [prompt, position]
+        torch.Size([1, 1])
     """
 
     name = "logit"
@@ -102,6 +108,13 @@ class MarginLens:
         sketch: ``[source, k, d_model]``: ``S J_l`` (mean-subtracted on the left for LayerNorm models).
         metadata: What the lens was fitted on and how.
         file: The file it was read from, if any.
+
+    Examples:
+        >>> ids = model.chat.encode("Answer with yes or no.", "Is water wet?")
+        >>> residual = model.residuals([ids], [14], [-1])
+        >>> read = lens.decode(residual[0], 14)
+        >>> read.margin.shape, read.random.shape  # in logits; random readouts beside it
+        (torch.Size([1, 1]), torch.Size([1, 1, 32]))
     """
 
     name = "margin"

@@ -80,6 +80,13 @@ def panel(rows: Iterable[Mapping[str, Any]], by: Sequence[str] = (), *, draws: i
     Args:
         rows: Rows of trajectory files, in the public format; of one agent, unless ``by`` names it.
         by: Any of agent, condition, trust, domain, case. Conditions and trust levels come out under the paper's names.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> rows = klb.run_dialogues("scripted:deceptive", Path("outputs/few"), domains=["airline"], trusts=["high"]).rows
+        >>> table = klb.panel(rows, by=["condition"])
+        >>> table[table["metric"] == "DR"][["condition", "value", "n"]].values.tolist()
+        [['control', 0.0, 8], ['emergent', 1.0, 8], ['instructed', 1.0, 8]]
     """
     if unknown := [key for key in by if key not in GROUP_KEYS]:
         raise KlbError(f"cannot group by {', '.join(unknown)}; known: {', '.join(GROUP_KEYS)}")

@@ -63,6 +63,11 @@ def load_model(
 
     Raises:
         KlbError: With what is wrong and what to do, for everything a user can get wrong here.
+
+    Examples:
+        >>> model = klb.load_model("smollm2-135m", device="cpu")
+        >>> model.n_layers, model.d_model
+        (30, 576)
     """
     if isinstance(name, os.PathLike):
         name = os.fspath(name)
@@ -203,6 +208,14 @@ def from_model(
 
     Raises:
         KlbError: For anything else, or without a tokenizer.
+
+    Examples:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4, "num_attention_heads": 4}
+        >>> random = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=49152, max_position_embeddings=8192)).eval()
+        >>> small = klb.from_model(random, model.tokenizer, name="small")
+        >>> small.n_layers, small.d_model
+        (4, 16)
     """
     inner, kind = inner_model(model), backend_of(model)
     if kind != "huggingface" and backend not in (None, kind):

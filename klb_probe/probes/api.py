@@ -56,6 +56,14 @@ def train_probes(
         store_dtype: Of the residuals on disk: auto, float32 or bfloat16.
         batch_size: Most prompts in one forward pass.
         progress: Show bars, if this is a terminal.
+
+    Examples:
+        >>> logit = klb.LogitLens.of(small, klb.TokenContrast.of(small.chat))
+        >>> options = klb.ProbeOptions(questions=("framing",), estimators=("mean_difference",), shuffles=1)
+        >>> found = klb.train_probes(small, logit, options, domains=["airline", "debt", "refund"], quick=True)
+        >>> nested = found.probes[(found.probes["choice"] == "nested") & (found.probes["feature"] == "residual")]
+        >>> nested[["question", "estimator", "n_groups"]].values.tolist()
+        [['framing', 'mean_difference', 12]]
     """
     options, runs = options or ProbeOptions(), list(runs)
     check_runs(options, runs)

@@ -187,7 +187,16 @@ def load_probe(
     position: str | None = None,
     layer: int | None = None,
 ) -> LinearProbe:
-    """One probe of a file, see ``Directions.probe``; checked against a model if one is given."""
+    """One probe of a file, see ``Directions.probe``; checked against a model if one is given.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> probe = klb.load_probe(Path("outputs/probe/directions.safetensors"), small, question="framing")
+        >>> ids = small.chat.encode("Answer with yes or no.", "Is water wet?")
+        >>> residual = small.residuals([ids], [probe.layer], [-1])  # [layer, prompt, position, d_model]
+        >>> probe.score(residual).shape
+        torch.Size([1, 1, 1])
+    """
     directions = load_directions(path)
     if model is not None:
         directions.check(model)

@@ -57,6 +57,11 @@ class ProbeOptions:
         split: What the folds leave out.
         shuffles: Runs with shuffled labels.
         seed: Of everything random.
+
+    Examples:
+        >>> klb.ProbeOptions(questions=["framing", "lie"], estimators="logistic")  # doctest: +NORMALIZE_WHITESPACE
+        ProbeOptions(questions=('framing', 'lie'), estimators=('logistic',), positions=('answer',), split='domain',
+                     shuffles=5, seed=0)
     """
 
     questions: tuple[str, ...] = ("lie",)

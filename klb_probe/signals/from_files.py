@@ -98,6 +98,15 @@ def round_margins(
 
     Returns:
         The columns of signals.parquet; ``attrs["unmapped"]`` lists the moments that could not be found.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> asked = {"domains": ["airline"], "conditions": ["emergent"], "trusts": ["high"], "cases_of_each_kind": 1}
+        >>> run = klb.run_dialogues("scripted:deceptive", Path("outputs/two"), **asked)
+        >>> logit = klb.LogitLens.of(small, klb.TokenContrast.of(small.chat))
+        >>> marks = klb.round_margins(small, logit, run, replay=True)
+        >>> sorted(set(marks["position"]))
+        ['action', 'before_reply', 'claim', 'gate', 'reply_last', 'reply_mean']
     """
     files = read_folder(Path(getattr(run, "folder", run)))
     domains = {one.policy.domain: one for one in load_cases(cases, [file.run_meta["domain"] for file in files])}

@@ -37,6 +37,14 @@ class Margins:
         readouts: The numbers.
         model_name: For titles.
         contrast: The tokens, in words.
+
+    Examples:
+        >>> logit = klb.LogitLens.of(small, klb.TokenContrast.of(small.chat))
+        >>> margins = klb.eligibility_margins(small, logit, domains=["refund"], questions=["plain"], quick=True)
+        >>> len(margins.frame) == len(margins.prompts) * margins.n_layers
+        True
+        >>> sorted(set(margins.summary()["statistic"]))
+        ['agreement', 'auroc', 'entitlement_contrast', 'framing_contrast', 'mean_margin', 'pair_accuracy']
     """
 
     scenarios: Sequence[Scenario]
@@ -282,6 +290,12 @@ def eligibility_margins(
         root: A scenarios folder whose framings to use, and whose cases unless ``cases`` names others.
         batch_size: Most prompts in one forward pass.
         on_batch: Called with the number of prompts just read.
+
+    Examples:
+        >>> logit = klb.LogitLens.of(small, klb.TokenContrast.of(small.chat))
+        >>> margins = klb.eligibility_margins(small, logit, domains=["refund"], quick=True)
+        >>> margins.prompts["pair"].nunique(), len(margins.prompts), margins.n_layers
+        (4, 32, 4)
     """
     loaded = load_cases(str(root) if root is not None and cases == OURS else cases, domains)
     scenarios = eligibility_scenarios(loaded, framings, root, questions=questions, quick=quick)
