@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 import pandas as pd
-from tqdm.auto import tqdm
 
 from klb_probe.errors import KlbError
 from klb_probe.lens.margin import LogitLens, MarginLens
@@ -24,9 +23,10 @@ from klb_probe.probes.population import Population
 from klb_probe.probes.questions import family_populations, parse_questions, training_population
 from klb_probe.probes.stage import population_problem, stage_for, stage_of
 from klb_probe.probes.trial import DRAWS, NESTED, RESIDUAL, Line, Trial, estimator_lines, shared_lines
+from klb_probe.progress import progress_bar
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from klb_probe.figure import Figure
 
 _MEASURES = [
     f"{name}{end}"
@@ -153,8 +153,7 @@ def evaluate(
     directions: list[LinearProbe] = []
     sets: list[ProbeSet] = []
     steps = len(options.positions) * len(questions) * (len(estimators) + 1)
-    bar = tqdm(total=steps, desc="probing", unit="fit", disable=None if progress else True)
-    with bar:
+    with progress_bar(steps, "probing", "fit", shown=progress) as bar:
         for position in options.positions:
             stage = stage_of(data, position, lenses, options.split, options.seed)
             for question in questions:

@@ -20,7 +20,7 @@ from klb_probe.signals.readout import Readouts, read_prompts, readout_key
 from klb_probe.signals.statistics import Estimate, PairBootstrap, folded_quantile, null_quantile
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from klb_probe.figure import Figure
 
 DEFAULT_FRAMINGS = ("honest", "deny")
 POSITION = "answer"  # the last prompt token, from which the answer is predicted
