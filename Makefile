@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint bench clean install
+.PHONY: demo test lint bench notebooks clean install
 
 demo: $(INSTALLED)
 	$(BIN)/python -m klb_probe.jlens --quick --out outputs/demo --overwrite
@@ -18,6 +18,9 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/run.py
+
+notebooks: $(INSTALLED)
+	$(BIN)/python notebooks/execute.py
 
 install: $(INSTALLED)
 
