@@ -172,10 +172,9 @@ def test_margins_in_a_kernel(tmp_path):
 def test_probes(here):
     names, shown = run_cells(read(NAMES[1]))
     found, nested, words = (names[one] for one in ("found", "nested", "words"))
-    auroc = nested.set_index("question")["auroc"]
-    assert auroc["framing"] > 0.9
-    assert words.set_index("question")["auroc"]["framing"] > 0.9  # "a control that scores as high"
-    assert nested.set_index("question").loc["lie", "auroc_low"] < 0.5 < nested.set_index("question").loc["lie", "auroc_high"]
+    (auroc,), (by_words,) = nested["auroc"], words["auroc"]
+    assert auroc > 0.8
+    assert by_words > 0.9  # "a control that scores as high"
     secret = names["framing"].set_index("test")["auroc"]
     assert secret["secret or honest"] > 0.8  # "it reads that there is a note"
     means = names["shown"].assign(score=names["scores"]).groupby("framing")["score"].mean()

@@ -89,7 +89,7 @@ def test_margins_say_what_they_are_and_what_the_final_layer_tells(margins):
     final = summary[(summary["layer"] == 3) & (summary["question"] == "both")].set_index(["statistic", "framing"])
     for statistic in ("auroc", "pair_accuracy"):
         for framing in ("honest", "deny"):
-            assert estimate(final.loc[(statistic, framing)].iloc[0]) in page.text
+            assert estimate(final.loc[(statistic, framing)]) in page.text
     assert "Chance is 0.50" in page.text
 
 
@@ -127,9 +127,8 @@ def test_a_run_without_rounds_or_that_cannot_be_scored_says_so(tmp_path):
 
 def test_a_pairing_stands_beside_what_it_has_to_beat(tmp_path):
     made = rows(n_samples=4, n_cases=8)
-    frame = signals(
-        made, lambda one, lens, layer: -1.0 * one["derived"]["lied"] * (lens == "margin"), lenses=("margin", "random 0")
-    )
+    told = {"margin": -1.0, "random 0": 0.0}
+    frame = signals(made, lambda one, lens, layer: told[lens] * one["derived"]["lied"], lenses=tuple(told))
     read, folder = write(tmp_path, made, frame)
     found = klb.pair(read, folder)
     frame.attrs.update(policy="off", unmapped=[], model={"name": SCRIPT})
