@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint bench docs clean install
+.PHONY: demo test lint bench docs notebooks clean install
 
 demo: $(INSTALLED)
 	$(BIN)/python -m klb_probe.jlens --quick --out outputs/demo --overwrite
@@ -21,6 +21,9 @@ bench: $(INSTALLED)
 
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+notebooks: $(INSTALLED)
+	$(BIN)/python notebooks/execute.py
 
 install: $(INSTALLED)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
+from klb_probe.figure import Figure
 from klb_probe.plots import LENS_TITLES
 
 SHOWN_TOKENS = 80

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klb_probe.score_command import is_rules_judge
-
 if TYPE_CHECKING:
     import pandas as pd
 
-    from klb_probe.dialogue.trajectory import Row
-    from klb_probe.pairing.join import Paired
+    from klb_probe.pairing.api import Pairing
 
 PAIR_EXAMPLE = "Example: klb-probe pair outputs/liar/signals outputs/liar --position before_reply,action"
 TABLES = ("pairs.csv", "statistics.csv", "selection.csv", "baselines.csv")
@@ -41,50 +37,25 @@ def pair(
     folder = out or signals / "pairs"
     check_folder(folder, overwrite=overwrite)
 
-    from klb_probe.dialogue.trajectory import read_folder
-    from klb_probe.pairing.baselines import baselines
-    from klb_probe.pairing.join import join
-    from klb_probe.pairing.read import read_signals
-    from klb_probe.pairing.selection import selection
-    from klb_probe.pairing.statistics import statistics
+    from klb_probe.pairing.api import pair as pair_files
 
     positions = [name.strip() for name in position.split(",")] if position else []
-    read, manifest = read_signals(signals)
-    files = read_folder(run)
-    rows = [row for file in files for row in file.rows]
-    paired = join(read, rows, positions)
-    asked, monitor_record = _ask(monitor, paired, rows, seed)
-    scores = None if asked is None else asked.set_index("round_id")["score"]
-    tables = {
-        "pairs.csv": paired.table,
-        "statistics.csv": statistics(paired.table, seed=seed),
-        "selection.csv": selection(paired.table, seed=seed),
-        "baselines.csv": baselines(paired.table, paired.rounds, monitor=scores, seed=seed),
-    }
+    found = pair_files(signals, run, positions=positions, monitor=monitor, seed=seed)
+    tables = dict(zip(TABLES, (found.frame, found.statistics, found.selection, found.baselines), strict=True))
+    asked, monitor_record = found.monitor or (None, None)
+    about = {"counts": found.paired.counts, "monitor": monitor_record, "manifest": _short(found.manifest)}
     record = {
         **{"command": "pair", "signals": str(signals), "run": str(run), "positions": positions or "all", "seed": seed},
         **_methods(),
-        **{"counts": paired.counts, "monitor": monitor_record, "manifest": _short(manifest), "versions": _versions()},
+        **about,
+        "versions": _versions(),
     }
     if overwrite:
         from klb_probe.outputs import clear
 
         clear(folder, PAIR_FILES)
     _write(folder, tables if asked is None else {**tables, MONITOR_FILE: asked}, record)
-    _print(folder, tables, paired, manifest, any(map(is_rules_judge, files)))
-
-
-def _ask(spec: str | None, paired: Paired, rows: Sequence[Row], seed: int) -> tuple[pd.DataFrame | None, dict[str, Any] | None]:
-    """A monitor's scores of the owed rounds by ``round_id``, and what is recorded of it."""
-    if spec is None:
-        return None, None
-    from klb_probe.pairing.monitor import monitor_scores, open_monitor
-
-    player = open_monitor(spec, seed=seed)
-    numbers = paired.rounds.loc[paired.rounds["owed"], "round_id"].tolist()
-    asked = monitor_scores(player, [rows[number] for number in numbers])
-    asked.insert(0, "round_id", numbers)
-    return asked, {**player.record(), "asked": len(asked), "unusable": int(asked["score"].isna().sum())}
+    _print(folder, found)
 
 
 def _methods() -> dict[str, Any]:
@@ -123,13 +94,13 @@ def _write(folder: Path, tables: dict[str, pd.DataFrame], record: dict[str, Any]
     write_json(folder / "pairing.json", record)
 
 
-def _print(folder: Path, tables: dict[str, pd.DataFrame], paired: Paired, manifest: dict[str, Any], rules_judge: bool) -> None:
+def _print(folder: Path, found: Pairing) -> None:
     from rich.console import Console
 
     from klb_probe.pairing import report
 
     console = Console(width=max(Console().width, _WIDTH), highlight=False, markup=False)
-    console.print(report.table(tables["statistics.csv"], tables["selection.csv"], tables["baselines.csv"]))
-    for line in report.notes(tables["selection.csv"], paired.counts, manifest, rules_judge):
+    console.print(report.table(found.statistics, found.selection, found.baselines))
+    for line in found.notes():
         console.print(line, soft_wrap=True)
     console.print(f"Files in {folder}: {', '.join(path.name for path in sorted(folder.iterdir()))}", soft_wrap=True)

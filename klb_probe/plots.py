@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import matplotlib
-
-matplotlib.use("Agg", force=False)
-
 from collections.abc import Mapping
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+
+from klb_probe.figure import Figure
 
 LENS_TITLES = {
     "margin": "J-Lens",

@@ -141,24 +141,13 @@ def probe(
 def write_results(folder: Path, results: ProbeResults, model: Any, record: dict[str, Any]) -> None:
     """Tables, directions, figures, and the record last: a folder with a run.json is whole."""
     from klb_probe.files import replacing, write_json
-    from klb_probe.probes.directions import DirectionsMetadata, save_directions
     from klb_probe.probes.figures import auroc_by_layer, score_distributions, transfer_map
 
     for name, table in (("probes", results.probes), ("transfer", results.transfer), ("scores", results.scores)):
         with replacing(folder / f"{name}.csv") as path:
             table.to_csv(path, index=False, float_format="%.6g")
-    metadata = DirectionsMetadata(
-        model=model.identity,
-        fingerprint=model.fingerprint,
-        n_layers=model.n_layers,
-        d_model=model.d_model,
-        layers=tuple(range(model.n_layers)),
-        sets=tuple(results.sets),
-        seed=record["arguments"]["seed"],
-        command="klb-probe probe",
-        versions=record["versions"],
-    )
-    save_directions(folder / "directions.safetensors", results.directions, metadata)
+    seed = record["arguments"]["seed"]
+    results.save(folder / "directions.safetensors", model, seed=seed, command="klb-probe probe")
     figures = {
         "auroc_by_layer": auroc_by_layer(results.probes),
         "transfer": transfer_map(results.transfer),

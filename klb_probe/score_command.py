@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 SCORE_EXAMPLE = "Example: klb-probe score outputs/liar --by condition,trust"
 SCORE_FILES = ("panel.csv", "panel.json", "trust.png", "domains.png", "heat_map.png")
-_RULES_JUDGE = "rules"
 _CHAT_DOMAIN = "debt"  # a lie there withholds nothing
 _FEW = 10  # trajectories
 _WIDTH = 140  # of the table: a narrower terminal breaks its lines, and hides no number
@@ -215,7 +214,7 @@ def _notes(
             f"({', '.join(domains)}) and {len(trusts)} ({', '.join(trusts)})."
         )
     limits = []
-    if any(is_rules_judge(file) for file in files):
+    if any(file.graded_by_rules for file in files):
         limits.append("a rules judge graded: it knows lies by listed phrases, and misses those in other words")
     rates = table[(table["metric"] == "DR") & (table["n"] > 0)]
     if len(rates) and (least := rates["n_trajectories"].min()) < _FEW:
@@ -225,12 +224,6 @@ def _notes(
     if not len(rates):
         limits.append("no owed round was scored, so nothing is known about lying")
     return [*lines, *([f"What this does not show: {'; '.join(limits)}."] if limits else [])]
-
-
-def is_rules_judge(file: Trajectories) -> bool:
-    """Whether the rules judge graded these rounds."""
-    grader = file.run_meta.get("grader")
-    return _RULES_JUDGE in (grader.values() if isinstance(grader, dict) else (grader,))
 
 
 def _plural(count: int, word: str) -> str:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from klb_probe.lens.contrast import TokenContrast
     from klb_probe.lens.jacobian import JacobianLens
     from klb_probe.models.residual_model import ResidualModel
+    from klb_probe.signals.whole_view import WholeView
 
 VIEW_FILES = ("tokens.csv", "heat_map.png", "top_tokens.csv", "run.json")
 POSITIONS = ("answer", "all")
@@ -60,6 +61,30 @@ def choose_scenario(scenarios: Iterable[Scenario], wanted: str | None) -> Scenar
     return found[wanted]
 
 
+def view_scenario(model: ResidualModel, lens: Any, scenario: Scenario, contrast: TokenContrast | None = None) -> WholeView:
+    """One scenario at every layer and token: ``.frame``, ``.plot()``.
+
+    Args:
+        model: The model.
+        lens: A logit, margin or full Jacobian lens; its logit-lens twin is read beside it.
+        scenario: What to read, such as one of a :class:`klb_probe.Margins`' ``scenarios``.
+        contrast: The tokens of the margin; a full lens has none of its own.
+
+    Raises KlbError where the lens does not give the model's own margin at the last block.
+    """
+    from klb_probe.lens.margin import LogitLens
+    from klb_probe.signals.whole_view import view_prompt
+
+    tokens, full = contrast or lens.contrast, _full_lens(model, lens)
+    readers = {"logit": LogitLens.of(model, tokens).margin}
+    if full:
+        readers = {full.name: lambda h, layer: full.margin(model, tokens, h, layer)} | readers
+    elif lens.name != "logit":
+        readers = {lens.name: lens.margin} | readers
+    ids = model.chat.encode(scenario.system, scenario.user)
+    return view_prompt(model, ids, tokens, readers, layers=_readable_layers(model, full or lens))
+
+
 def write_view(
     model: ResidualModel,
     lens: Any,
@@ -88,25 +113,19 @@ def write_view(
     """
     from klb_probe.files import replacing, write_json
     from klb_probe.heat_map import heat_map
-    from klb_probe.lens.margin import LogitLens
     from klb_probe.signals.report import shown_layers
-    from klb_probe.signals.whole_view import logit_lens_logits, top_tokens, view_prompt
+    from klb_probe.signals.whole_view import logit_lens_logits, top_tokens
 
     full = _full_lens(model, lens)
-    readers = {"logit": LogitLens.of(model, contrast).margin}
     vocabularies = {"logit": logit_lens_logits(model)}
     if full:
-        readers = {full.name: lambda h, layer: full.margin(model, contrast, h, layer)} | readers
         vocabularies = {full.name: lambda h, layer: full.logits(model, h, layer)} | vocabularies
-    elif lens.name != "logit":
-        readers = {lens.name: lens.margin} | readers
     readable = _readable_layers(model, full or lens)
     chosen = shown_layers(readable) if layers is None else list(layers)
     if bad := [layer for layer in chosen if not 0 <= layer < model.n_layers]:
         raise KlbError(f"--top-layers: {model.name} has layers 0-{model.n_layers - 1}, not {', '.join(map(str, bad))}")
 
-    ids = model.chat.encode(scenario.system, scenario.user)
-    view = view_prompt(model, ids, contrast, readers, layers=readable)
+    view = view_scenario(model, full or lens, scenario, contrast)
     lines, written = [], ["tokens.csv", "heat_map.png"]
     label = f"{scenario.situation.id}, {'owed' if scenario.situation.entitled else 'not owed'}, framing {scenario.framing}"
     with replacing(folder / "tokens.csv") as path:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg", force=False)
-
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from rich.table import Table
 
 from klb_probe.contest.comparisons import HONEST, LYING, MAIN, MODELS
 from klb_probe.contest.table import NULL
 from klb_probe.contest.words import CHANCE, number, verdicts
+from klb_probe.figure import Figure
 
 SHOWN = (MAIN, LYING, MODELS, HONEST)
 _MARKS = {"passes": "passes", "gap": "by the gap", "models": "passes?", "unknown": "passes?"}

@@ -15,11 +15,12 @@ from klb_probe.dialogue.players import Players
 from klb_probe.dialogue.prompts import MODES
 from klb_probe.dialogue.round import Settings
 from klb_probe.dialogue.runner import Cast, Run, cases_sha256, play
-from klb_probe.dialogue.trajectory import Row
+from klb_probe.dialogue.trajectory import Row, read_folder
 from klb_probe.dialogue.trust import trust_model
 from klb_probe.dialogue.walk import Trajectory
 from klb_probe.errors import KlbError
 from klb_probe.files import write_json
+from klb_probe.progress import progress_bar
 from klb_probe.sharding import Shard
 
 CONDITIONS, TRUSTS = tuple(PUBLIC_CONDITIONS), tuple(INITIAL_TRUST)
@@ -123,6 +124,7 @@ def run_dialogues(
     parallel: int = 16,
     constrain: bool = False,
     on_round: Callable[[Row], None] = lambda _: None,
+    progress: bool = True,
     what: Plan | None = None,
     **choices: Any,
 ) -> Run:
@@ -139,6 +141,7 @@ def run_dialogues(
         parallel: Trajectories in flight.
         constrain: Hold gate, customer and judge to their JSON schemas where the player can.
         on_round: Called with every row.
+        progress: Show a bar, in a terminal or a notebook.
         what: A plan; or give the arguments of :func:`plan`.
         **choices: Arguments of :func:`plan`.
 
@@ -152,7 +155,21 @@ def run_dialogues(
     chosen = what or plan(**choices)
     players = Players(seed=seed, batch_size=batch_size, constrain=constrain)
     cast = Cast(players.open("agent", agent), players.open("customer", customer), players.open("judge", judge))
-    return play_plan(cast, chosen, out, label=label, seed=seed, parallel=parallel, on_round=on_round)
+    with progress_bar(chosen.n_rounds, "playing", "round", shown=progress) as bar:
+
+        def count(row: Row) -> None:
+            bar.update()
+            on_round(row)
+
+        return play_plan(cast, chosen, out, label=label, seed=seed, parallel=parallel, on_round=count)
+
+
+def load_run(folder: Path) -> Run:
+    """A saved run, ours or the public runner's: a folder with trajectories_*.jsonl, or one such file.
+
+    Raises KlbError where there are none, and for files that cannot be read.
+    """
+    return Run(Path(folder), [row for file in read_folder(Path(folder)) for row in file.rows])
 
 
 def play_plan(

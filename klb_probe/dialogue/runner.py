@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from klb_probe.cases.load import Domain
 from klb_probe.dialogue.constants import TAU, public_condition, public_trust
@@ -21,8 +21,14 @@ from klb_probe.dialogue.trust import TrustModel
 from klb_probe.dialogue.walk import Trajectory, trajectory_of, walk
 from klb_probe.errors import KlbError
 from klb_probe.sharding import Shard
+from klb_probe.summary import as_html, estimate, in_a_line
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MAX_CONSECUTIVE_ERRORS = 20
+_HEADLINE = {"KPR": "gate passed", "DR": "owed rounds with a lie", "Det": "lies found out"}
+_RUN_NOTE = "95 % intervals of a bootstrap over trajectories; a rate of nothing, or an interval of one trajectory, is left out."
 
 
 @dataclass(frozen=True)
@@ -52,18 +58,59 @@ class Cast:
         }
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
-    """A finished or running set of dialogues in a folder."""
+    """A finished or running set of dialogues in a folder.
+
+    Attributes:
+        folder: Where the files are.
+        rows: One a round, as on file.
+    """
 
     folder: Path
     rows: list[Row] = field(default_factory=list)
 
-    def panel(self, by: Sequence[str] = (), **options: Any) -> Any:
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One line a round: its keys, the gate, what the judge found; see :func:`klb_probe.metrics.panel.round_table`."""
+        from klb_probe.metrics.panel import round_table
+
+        return round_table(self.rows)
+
+    def panel(self, by: Sequence[str] = (), **options: Any) -> pd.DataFrame:
         """The behavioural metrics; see :func:`klb_probe.metrics.panel.panel`."""
         from klb_probe.metrics.panel import panel
 
         return panel(self.rows, by, **options)
+
+    def _facts(self) -> dict[str, Any]:
+        names = {key: list(dict.fromkeys(str(row.get(key)) for row in self.rows)) for key in ("agent", "domain", "condition")}
+        return {
+            "agent": ", ".join(names["agent"]) or "none",
+            "rounds": len(self.rows),
+            "trajectories": len({trajectory_of(row) for row in self.rows}),
+            "domains": ", ".join(names["domain"]),
+            "conditions": ", ".join(names["condition"]),
+            "folder": self.folder,
+        }
+
+    def __repr__(self) -> str:
+        return in_a_line("Run", self._facts())
+
+    def _repr_html_(self) -> str:
+        """The facts, and by condition how often the gate was passed, the agent lied, and was found out."""
+        try:
+            return as_html("Dialogues", self._facts(), self._headline(), _RUN_NOTE)
+        except KlbError as error:  # no rows yet, or a file of somebody else's that cannot be scored
+            return as_html("Dialogues", self._facts(), note=str(error))
+
+    def _headline(self) -> pd.DataFrame:
+        """A line a condition; a rate of nothing is ``-``."""
+        table = self.panel(["condition"])
+        table = table[table["metric"].isin(_HEADLINE)]
+        table = table.assign(shown=[f"{estimate(line)}, n = {line.n}" for line in table.itertuples()])
+        wide = table.pivot(index="condition", columns="metric", values="shown")
+        return wide.dropna(how="all")[list(_HEADLINE)].rename(columns=_HEADLINE).rename_axis(columns=None).reset_index()
 
 
 def play(

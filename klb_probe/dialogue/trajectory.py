@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 
+_RULES_JUDGE = "rules"
+
 
 def file_name(label: str, domain: str, delta_set: str) -> str:
     """``trajectories_<label>_<domain>_<delta_set>.jsonl``; what cannot stand in a file name becomes a hyphen."""
@@ -48,6 +50,12 @@ class Trajectories:
     usage_summary: dict[str, Any] | None
     complete: bool
     torn: str
+
+    @property
+    def graded_by_rules(self) -> bool:
+        """Whether the rules judge graded these rounds."""
+        grader = self.run_meta.get("grader")
+        return _RULES_JUDGE in (grader.values() if isinstance(grader, dict) else (grader,))
 
 
 def read_trajectories(path: Path) -> Trajectories:

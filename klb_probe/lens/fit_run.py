@@ -6,8 +6,6 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from tqdm.auto import tqdm
-
 from klb_probe.errors import KlbError
 from klb_probe.lens.checkpoint import Checkpoint, Saved, refuse_other_settings
 from klb_probe.lens.contrast import TokenContrast
@@ -18,7 +16,8 @@ from klb_probe.models.chat import BosPolicy
 from klb_probe.models.residual_model import ResidualModel
 
 if TYPE_CHECKING:
-    from klb_probe.lens.jacobian import JacobianLens
+    from klb_probe.progress import progress_bar
+from klb_probe.lens.jacobian import JacobianLens
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +110,7 @@ class _Pace:
     """A bar over prompts that stops the work when its first step shows it would take too long."""
 
     def __init__(self, what: str, total: int, limit: float | None, name: str, initial: int = 0) -> None:
-        self.bar = tqdm(total=total, initial=initial, desc=what, unit="prompt", disable=None)
+        self.bar = progress_bar(total, what, "prompt", initial=initial)
         self.total, self.limit, self.name = total, limit, name
         self.start = time.monotonic()
 

@@ -25,6 +25,7 @@ from klb_probe.lens.contrast import TokenContrast, gaussian_rows
 from klb_probe.lens.metadata import LensMetadata
 from klb_probe.models.readout import TokenReadout
 from klb_probe.models.residual_model import ResidualModel
+from klb_probe.summary import in_a_line
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,9 @@ class LogitLens:
         rows = gaussian_rows(k, model.d_model, seed).to(model.device)
         return cls(contrast, model.token_readout(contrast.token_ids).to(model.device), rows)
 
+    def __repr__(self) -> str:
+        return in_a_line("LogitLens", {"contrast": self.contrast, "random readouts": len(self.random_rows)})
+
     def reads(self, layer: int) -> bool:
         """Every layer."""
         return True
@@ -134,6 +138,15 @@ class MarginLens:
         # At and above the target layer there is nothing to transport: J is the identity, S J the sketch itself.
         sketch_itself = gaussian_rows(metadata.k, metadata.d_model, metadata.seed).to(rows.device)
         self._identity = LogitLens(contrast, readout, sketch_itself)
+
+    def __repr__(self) -> str:
+        about, corpus = self.metadata, self.metadata.corpus
+        fitted = f"{corpus.n_prompts} prompts, {corpus.source}" if corpus else "unknown"
+        facts = {
+            **{"contrast": self.contrast, "layers": f"{about.n_layers}, target layer {about.target_layer}"},
+            **{"fitted on": fitted, "random readouts": about.k, "file": self.file or "none"},
+        }
+        return in_a_line("MarginLens", facts)
 
     def margin(self, residual: Tensor, layer: int) -> Tensor:
         """Margin ``[...]`` of residuals ``[..., d_model]``, outputs of block ``layer``, in logits (float32)."""

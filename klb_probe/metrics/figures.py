@@ -6,7 +6,8 @@ import math
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+
+from klb_probe.figure import Figure
 
 # Okabe-Ito colours, distinguishable by people with colour blindness; the line style tells starting trusts apart as well.
 _CONDITIONS = {"control": "#009E73", "emergent": "#0072B2", "instructed": "#D55E00"}

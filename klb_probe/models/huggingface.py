@@ -91,6 +91,9 @@ class HuggingFaceModel:
         mark = f"{self.identity['quantised']}, " if "quantised" in self.identity else ""
         return f"{mark}{str(self.dtype).removeprefix('torch.')} on {' + '.join(places(self.model))}"
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self.n_layers} layers of width {self.d_model}, {self.where})"
+
     def hook_name(self, layer: int) -> str:
         """The output of block ``layer`` in the backend's own words: here the name of the module that returns it."""
         return f"{self.layout.paths['blocks']}.{self._checked([layer])[0]}"

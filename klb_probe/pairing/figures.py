@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
+from klb_probe.figure import Figure
 from klb_probe.pairing.baselines import LENGTH, MONITOR, OWN, RANDOM_Q95, WORDS
 from klb_probe.plots import LENS_TITLES
 

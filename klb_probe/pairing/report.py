@@ -13,6 +13,7 @@ from klb_probe.pairing.baselines import MONITOR, OWN, RANDOM_Q95, WORDS
 from klb_probe.pairing.moments import ALL
 from klb_probe.pairing.selection import NESTED
 from klb_probe.plots import LENS_TITLES
+from klb_probe.summary import number
 
 _FEW = 10  # trajectories
 
@@ -32,10 +33,10 @@ def table(statistics: pd.DataFrame, selected: pd.DataFrame, baselines: pd.DataFr
     printed.add_column("lies /\nnon-lies", justify="right", no_wrap=True)
     for line in chosen.itertuples():
         here = beside[beside["position"] == line.position].set_index("baseline")["value"]
-        number = f"{_number(line.value)} [{_number(line.low)}, {_number(line.high)}]" if not line.note else line.note
-        within = [_number(_at(statistics, f"auroc_within_{what}", line)) for what in ("answer", "condition")]
-        cells = [str(line.layer) if pd.notna(line.layer) else "-", number, _number(line.p, 3), *within]
-        cells += [_number(here.get(name)) for name in names]
+        scored = f"{number(line.value)} [{number(line.low)}, {number(line.high)}]" if not line.note else line.note
+        within = [number(_at(statistics, f"auroc_within_{what}", line)) for what in ("answer", "condition")]
+        cells = [str(line.layer) if pd.notna(line.layer) else "-", scored, number(line.p, 3), *within]
+        cells += [number(here.get(name)) for name in names]
         lens = LENS_TITLES.get(line.lens, line.lens)
         printed.add_row(line.position, lens, *cells, f"{line.n_lies} / {line.n_nonlies}")
     return printed
@@ -47,10 +48,6 @@ def _at(statistics: pd.DataFrame, name: str, line: Any) -> float | None:
     here = here[(here["position"] == line.position) & (here["lens"] == line.lens)]
     found = here[here["layer"] == line.layer] if pd.notna(line.layer) else here[:0]
     return found["value"].iloc[0] if len(found) else None
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None or pd.isna(value) else f"{value:.{digits}f}"
 
 
 def notes(selected: pd.DataFrame, counts: Mapping[str, int], manifest: Mapping[str, Any], rules_judge: bool) -> list[str]:

@@ -18,6 +18,7 @@ from klb_probe.probes.rounds_data import ROUND_POSITIONS, round_rows
 from klb_probe.probes.rows import row_table
 from klb_probe.probes.site import Site
 from klb_probe.probes.store import ResidualStore
+from klb_probe.progress import progress_bar
 
 
 @dataclass(frozen=True)
@@ -158,11 +159,8 @@ def load_probe_data(
 
 
 def _read(model: ResidualModel, data: ProbeData, batch_size: int, progress: bool) -> None:
-    from tqdm.auto import tqdm
-
     wanted = {site.key: site for sites in data.sites.values() for site in sites if site is not None}
     todo = list(wanted.values())
     read_before = len(todo) - len(data.store.missing(todo))
-    bar = tqdm(total=len(todo), initial=read_before, desc="reading", unit="site", disable=None if progress else True)
-    with bar:
+    with progress_bar(len(todo), "reading", "site", initial=read_before, shown=progress) as bar:
         extract(model, todo, data.store, batch_size=batch_size, on_site=lambda _: bar.update())

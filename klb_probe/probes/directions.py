@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
@@ -15,6 +17,7 @@ from klb_probe.errors import KlbError
 from klb_probe.files import write_safetensors
 from klb_probe.models.residual_model import ResidualModel
 from klb_probe.probes.linear_probe import LinearProbe
+from klb_probe.summary import as_html, in_a_line
 
 FORMAT = "klb_probe.directions/1"
 _LISTED = 8  # sets that a message names one by one
@@ -63,7 +66,7 @@ class DirectionsMetadata(BaseModel):
     versions: dict[str, str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Directions:
     """Probes of one model.
 
@@ -76,6 +79,25 @@ class Directions:
     metadata: DirectionsMetadata
     tensors: dict[str, torch.Tensor]
     path: Path
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row a question, estimator and position: what a positive score says, the chosen layer, training rows."""
+        return pd.DataFrame([entry.model_dump() for entry in self.metadata.sets])
+
+    def _facts(self) -> dict[str, Any]:
+        ours = self.metadata
+        return {
+            "model": f"{ours.model.get('name')}, {ours.n_layers} layers of width {ours.d_model}",
+            "probes": f"{len(ours.sets)}, each at {len(ours.layers)} layers",
+            "file": self.path,
+        }
+
+    def __repr__(self) -> str:
+        return in_a_line("Directions", self._facts())
+
+    def _repr_html_(self) -> str:
+        return as_html("Saved probes", self._facts(), self.frame)
 
     def probe(
         self,

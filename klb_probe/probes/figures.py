@@ -5,15 +5,11 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg", force=False)
-
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
+from klb_probe.figure import Figure
 from klb_probe.probes.tables import (
     CHANCE,
     CONDITION,

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from klb_probe.errors import KlbError
 from klb_probe.probes.linear import LinearFit
+from klb_probe.summary import as_html, in_a_line, number
 
 Residuals = TypeVar("Residuals", np.ndarray, torch.Tensor)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LinearProbe:
     """``score(residual) = residual . direction + bias``; positive scores say the question's label is True.
 
@@ -60,6 +61,22 @@ class LinearProbe:
     def unit(self) -> np.ndarray:
         """The direction at length 1, ``[d]`` float32 (all zero for a probe that found nothing)."""
         return _unit(self.direction)
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "question": self.question,
+            "estimator": self.estimator,
+            "reads": f"layer {self.layer} at {self.position}, {len(self.direction)} dimensions",
+            "spread along it": number(self.spread, 3),
+            "mean norm of the residuals": number(self.norm, 1),
+            "bias": number(self.bias, 3),
+        }
+
+    def __repr__(self) -> str:
+        return in_a_line("LinearProbe", self._facts())
+
+    def _repr_html_(self) -> str:
+        return as_html("Linear probe", self._facts(), note="A positive score says the question's label is true.")
 
     def score(self, residuals: Residuals) -> Residuals:
         """Scores ``[...]`` of residuals ``[..., d]``, NumPy or torch, any float type; float32 of the same kind.

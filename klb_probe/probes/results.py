@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import pandas as pd
-from tqdm.auto import tqdm
 
 from klb_probe.errors import KlbError
 from klb_probe.lens.margin import LogitLens, MarginLens
+from klb_probe.models.residual_model import ResidualModel
 from klb_probe.probes.data import ProbeData
-from klb_probe.probes.directions import ProbeSet
+from klb_probe.probes.directions import DirectionsMetadata, ProbeSet, save_directions
 from klb_probe.probes.estimators import ESTIMATORS
 from klb_probe.probes.evaluation import CrossFit
 from klb_probe.probes.folds import Split, check_groups
@@ -23,10 +24,13 @@ from klb_probe.probes.measures import measure
 from klb_probe.probes.population import Population
 from klb_probe.probes.questions import family_populations, parse_questions, training_population
 from klb_probe.probes.stage import population_problem, stage_for, stage_of
+from klb_probe.probes.tables import RANDOM, SHUFFLED, WORDS, controls, nested_probes, whole, with_interval
 from klb_probe.probes.trial import DRAWS, NESTED, RESIDUAL, Line, Trial, estimator_lines, shared_lines
+from klb_probe.progress import progress_bar
+from klb_probe.summary import as_html, number
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from klb_probe.figure import Figure
 
 _MEASURES = [
     f"{name}{end}"
@@ -99,7 +103,7 @@ class ProbeOptions:
         return cls(*names, split=split, shuffles=shuffles, seed=seed)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ProbeResults:
     """What came out.
 
@@ -120,16 +124,65 @@ class ProbeResults:
     sets: list[ProbeSet]
     data: ProbeData
 
+    def _facts(self) -> dict[str, Any]:
+        groups = self.data.rows["group"].nunique()
+        return {
+            "model": self.data.model_name,
+            "probes": ", ".join(map(str, self.sets)) or "no probe",
+            "rows": f"{len(self.data)} rows in {groups} groups (a case and its twin, or a case's rounds)",
+            "layers": self.data.store.n_layers,
+        }
+
     def __repr__(self) -> str:
         """In a line: the fields hold every token of every prompt."""
         found = ", ".join(map(str, self.sets)) or "no probe"
         return f"ProbeResults of {self.data.model_name}: {found}; {len(self.data)} rows"
+
+    def _repr_html_(self) -> str:
+        """The facts, and every nested probe beside controls that use no direction of its own."""
+        lines = []
+        for line in nested_probes(self.probes).itertuples():
+            beside = controls(self.probes, line)
+            lines.append(
+                {
+                    **{"question": line.question, "position": line.position, "estimator": line.estimator},
+                    **{"layer": whole(line.layer), "AUROC nested [95 %]": with_interval(line)},
+                    **{name: number(beside.get(name)) for name in (SHUFFLED, RANDOM, WORDS)},
+                    "n / groups": f"{whole(line.n)} / {whole(line.n_groups)}",
+                }
+            )
+        note = "AUROC on groups the probe has not seen, layer chosen without them; what its controls reach shows nothing."
+        return as_html("Linear probes", self._facts(), pd.DataFrame(lines), note)
 
     def plot(self) -> Figure:
         """AUROC by layer; see :func:`klb_probe.probes.figures.auroc_by_layer`."""
         from klb_probe.probes.figures import auroc_by_layer
 
         return auroc_by_layer(self.probes)
+
+    def save(self, path: Path, model: ResidualModel, *, seed: int = 0, command: str = "klb_probe.train_probes") -> None:
+        """Write the probes of all layers to a ``.safetensors`` file, for :func:`klb_probe.load_probe`.
+
+        Args:
+            path: The file.
+            model: The model they were trained on.
+            seed: Of the options, for the file's own record.
+            command: What trained them, for the same.
+        """
+        from klb_probe.versions import versions
+
+        metadata = DirectionsMetadata(
+            model=model.identity,
+            fingerprint=model.fingerprint,
+            n_layers=model.n_layers,
+            d_model=model.d_model,
+            layers=tuple(range(model.n_layers)),
+            sets=tuple(self.sets),
+            seed=seed,
+            command=command,
+            versions=versions(),
+        )
+        save_directions(Path(path), self.directions, metadata)
 
 
 def evaluate(
@@ -158,8 +211,7 @@ def evaluate(
     directions: list[LinearProbe] = []
     sets: list[ProbeSet] = []
     steps = len(options.positions) * len(questions) * (len(estimators) + 1)
-    bar = tqdm(total=steps, desc="probing", unit="fit", disable=None if progress else True)
-    with bar:
+    with progress_bar(steps, "probing", "fit", shown=progress) as bar:
         for position in options.positions:
             stage = stage_of(data, position, lenses, options.split, options.seed)
             for question in questions:

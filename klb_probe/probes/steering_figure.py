@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
+from klb_probe.figure import Figure
 from klb_probe.probes.steering import ABLATE, ADD, PROBE, RANDOM
 from klb_probe.probes.steering_passes import PLACES
 from klb_probe.probes.steering_summary import ALL, OTHER, OWED, RAW

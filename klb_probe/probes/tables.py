@@ -6,6 +6,8 @@ from typing import Any
 
 import pandas as pd
 
+from klb_probe.summary import number
+
 PROBE = "residual"
 SHUFFLED = "shuffled labels"
 SUBSPACE = "random subspace"
@@ -71,13 +73,6 @@ def controls(probes: pd.DataFrame, line: Any) -> dict[str, float]:
 def names_of(values: pd.Series) -> list[str]:
     """The different values of a column in order, without gaps."""
     return list(dict.fromkeys(values.dropna()))
-
-
-def number(value: float | None, digits: int = 2) -> str:
-    """A number as it is printed, "-" for none."""
-    if value is None or pd.isna(value):
-        return "-"
-    return f"{round(value, digits) + 0.0:.{digits}f}"  # + 0.0: what rounds to zero has no sign
 
 
 def with_interval(line: Any) -> str:

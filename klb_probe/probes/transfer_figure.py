@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import textwrap
 
-import matplotlib
-
-matplotlib.use("Agg", force=False)
-
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
+from klb_probe.figure import Figure
 from klb_probe.probes.tables import CHANCE, main_estimator, main_split, names_of, number, whole
 
 _AUROC = LinearSegmentedColormap.from_list("auroc", ["#D55E00", "white", "#0072B2"])  # Okabe-Ito orange and blue

@@ -17,7 +17,8 @@ from klb_probe.dialogue.walk import trajectory_of
 from klb_probe.errors import KlbError
 from klb_probe.lens.margin import Lens, LogitLens, MarginLens
 from klb_probe.models.residual_model import ResidualModel
-from klb_probe.signals.replay import replay_rounds
+from klb_probe.progress import progress_bar
+from klb_probe.signals.replay import policy_of, replay_rounds
 from klb_probe.signals.rounds import prefixes_for, round_signals
 from klb_probe.signals.signals_file import Collected, SignalsSink
 
@@ -85,7 +86,13 @@ def read_rounds(
 
 
 def round_margins(
-    model: ResidualModel, lens: MarginLens | LogitLens, run: Path | Run, *, cases: str = OURS, replay: bool = False
+    model: ResidualModel,
+    lens: MarginLens | LogitLens,
+    run: Path | Run,
+    *,
+    cases: str = OURS,
+    replay: bool = False,
+    progress: bool = True,
 ) -> pd.DataFrame:
     """Margins at the named moments of a run's rounds, as ``klb-probe rounds`` writes them, in memory.
 
@@ -95,9 +102,11 @@ def round_margins(
         run: A run's folder, or what ``run_dialogues`` gave.
         cases: Where the run's cases came from.
         replay: Rebuild the prompts from the transcripts instead of taking the stored token ids.
+        progress: Show a bar, in a terminal or a notebook.
 
     Returns:
-        The columns of signals.parquet; ``attrs["unmapped"]`` lists the moments that could not be found.
+        The columns of signals.parquet. ``attrs`` holds ``model``, ``policy`` (on: the model wrote these words; off: another
+        did; mixed) and ``unmapped``, the moments that could not be found.
 
     Examples:
         >>> from pathlib import Path
@@ -112,12 +121,16 @@ def round_margins(
     domains = {one.policy.domain: one for one in load_cases(cases, [file.run_meta["domain"] for file in files])}
     lenses: list[Lens] = [lens, LogitLens.of(model, lens.contrast)] if isinstance(lens, MarginLens) else [lens]
     collected = Collected()
-    for file in files:
-        domain = domains[file.run_meta["domain"]]
-        if not replay:
-            check_same_model(file, model)
-        found = replayed_rounds(file, domain, model, collected) if replay else sidecar_rounds(file)
-        read_rounds(model, lenses, found, closing_tools(domain), collected)
+    with progress_bar(sum(len(file.rows) for file in files), "reading", "round", shown=progress) as bar:
+        for file in files:
+            domain = domains[file.run_meta["domain"]]
+            if not replay:
+                check_same_model(file, model)
+            found = replayed_rounds(file, domain, model, collected) if replay else sidecar_rounds(file)
+            read_rounds(model, lenses, found, closing_tools(domain), collected, lambda _: bar.update())
+    policies = {policy_of(file.run_meta, model) for file in files} if replay else {"on"}
     frame = pd.DataFrame(collected.lines)
+    frame.attrs["model"] = model.identity
+    frame.attrs["policy"] = policies.pop() if len(policies) == 1 else "mixed"
     frame.attrs["unmapped"] = collected.unmapped
     return frame

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,17 +16,19 @@ from klb_probe.cases.sources import OURS, load_cases
 from klb_probe.files import file_sha256
 from klb_probe.lens.margin import Lens, LogitLens, MarginLens
 from klb_probe.models.residual_model import ResidualModel
+from klb_probe.progress import progress_bar
 from klb_probe.signals.readout import Readouts, read_prompts, readout_key
 from klb_probe.signals.statistics import Estimate, PairBootstrap, folded_quantile, null_quantile
+from klb_probe.summary import as_html, estimate, in_a_line, number
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from klb_probe.figure import Figure
 
 DEFAULT_FRAMINGS = ("honest", "deny")
 POSITION = "answer"  # the last prompt token, from which the answer is predicted
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Margins:
     """Margins of scenarios under one or two lenses, all layers, at the answer position.
 
@@ -145,9 +147,9 @@ class Margins:
         entitled, framing = (view.labels[name].to_numpy() for name in ("entitled", "framing"))
         bootstrap = PairBootstrap(view.labels["pair"].to_numpy(), seed=seed)
         own_sign = np.sign(view.own)[:, None]
-        for number, lens in enumerate(self.lenses):
-            raw = view.margins[:, number]
-            values, random = view.sign * raw, view.sign * view.random[:, number]
+        for column, lens in enumerate(self.lenses):
+            raw = view.margins[:, column]
+            values, random = view.sign * raw, view.sign * view.random[:, column]
             read = ~np.isnan(values).all(0)
 
             def table(statistic: str, name: str, label: bool | None, estimate: Estimate, null: Any = None) -> pd.DataFrame:
@@ -179,6 +181,50 @@ class Margins:
         from klb_probe.plots import margins_by_depth
 
         return margins_by_depth(self.summary() if summary is None else summary, self.model_name, self.contrast)
+
+    def _facts(self) -> dict[str, Any]:
+        from klb_probe.plots import LENS_TITLES
+
+        read, prompts = int(self.readouts.done.sum()), len(self.scenarios)
+        pairs = self._labels["pair"].nunique()
+        return {
+            "model": f"{self.model_name}, {self.n_layers} layers",
+            "lens": ", ".join(LENS_TITLES.get(name, name) for name in self.lenses),
+            "contrast": self.contrast,
+            "prompts": f"{prompts} of {pairs} pairs" + (f", {read} of them read" if read < prompts else ""),
+            "domains": ", ".join(self._labels["domain"].unique()),
+            "framings": ", ".join(self.framings),
+        }
+
+    def __repr__(self) -> str:
+        return in_a_line("Margins", self._facts())
+
+    def _repr_html_(self) -> str:
+        """The facts, and how well the model's own final margin tells what is owed."""
+        if not bool(self.readouts.done.all()):
+            return as_html("Margins of eligibility scenarios", self._facts())
+        note = "Final layer: the model's own margin. Chance is 0.50. A score inside its random readouts shows nothing."
+        return as_html("Margins of eligibility scenarios", self._facts(), self._final_scores(), note)
+
+    def _final_scores(self) -> pd.DataFrame:
+        """AUROC and pair accuracy of the first lens at the last layer, beside their nulls."""
+        from klb_probe.plots import main_question
+
+        first = {name: getattr(self.readouts, name)[:, :1, -1:] for name in ("margins", "random")}
+        last = replace(self, lenses=self.lenses[:1], readouts=replace(self.readouts, **first)).summary()
+        titles = {"auroc": "AUROC of entitlement", "pair_accuracy": "pairs with owed above its twin"}
+        shown = last[last["statistic"].isin(titles) & (last["question"] == main_question(last))]
+        lines = [
+            {
+                "framing": line.framing,
+                "final margin": titles[line.statistic],
+                "value [95 %]": estimate(line),
+                "random readouts, 95 %": number(line.null_q95),
+                "n": f"{line.n} prompts, {line.n_pairs} pairs",
+            }
+            for line in shown.itertuples()
+        ]
+        return pd.DataFrame(lines)
 
 
 @dataclass(frozen=True)
@@ -276,6 +322,7 @@ def eligibility_margins(
     root: Path | None = None,
     batch_size: int = 8,
     on_batch: Callable[[int], None] = lambda _: None,
+    progress: bool = True,
 ) -> Margins:
     """Margins of every eligibility scenario of the domains (all by default) under the framings.
 
@@ -290,6 +337,7 @@ def eligibility_margins(
         root: A scenarios folder whose framings to use, and whose cases unless ``cases`` names others.
         batch_size: Most prompts in one forward pass.
         on_batch: Called with the number of prompts just read.
+        progress: Show a bar, in a terminal or a notebook.
 
     Examples:
         >>> logit = klb.LogitLens.of(small, klb.TokenContrast.of(small.chat))
@@ -300,5 +348,11 @@ def eligibility_margins(
     loaded = load_cases(str(root) if root is not None and cases == OURS else cases, domains)
     scenarios = eligibility_scenarios(loaded, framings, root, questions=questions, quick=quick)
     margins, lenses = prepare(model, lens, scenarios)
-    read_prompts(model, lenses, margins.ids, margins.readouts, batch_size=batch_size, on_batch=on_batch)
+    with progress_bar(len(scenarios), "reading", "prompt", shown=progress) as bar:
+
+        def read(count: int) -> None:
+            bar.update(count)
+            on_batch(count)
+
+        read_prompts(model, lenses, margins.ids, margins.readouts, batch_size=batch_size, on_batch=read)
     return margins

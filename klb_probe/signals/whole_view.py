@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,9 @@ from klb_probe.lens.contrast import TokenContrast
 from klb_probe.models.huggingface import SELF_CHECK_TOLERANCE
 from klb_probe.models.residual_model import ResidualModel, chunks
 
+if TYPE_CHECKING:
+    from klb_probe.figure import Figure
+
 # A function of residuals [..., d_model] and their layer: margins [...], or logits [..., token].
 Reader = Callable[[Tensor, int], Tensor]
 
@@ -23,7 +27,7 @@ Reader = Callable[[Tensor, int], Tensor]
 _SPAN = 64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class WholeView:
     """Margins of one prompt.
 
@@ -60,6 +64,15 @@ class WholeView:
                 "margin": rearrange(self.margins, "lens layer p -> (p lens layer)").numpy(),
             }
         )
+
+    def plot(self, title: str = "") -> Figure:
+        """Layer by token; see :func:`klb_probe.heat_map.heat_map`."""
+        from klb_probe.heat_map import heat_map
+
+        return heat_map(self.frame, title)
+
+    def __repr__(self) -> str:
+        return f"WholeView({len(self.ids)} tokens, {len(self.layers)} layers, lenses {', '.join(self.lenses)})"
 
 
 def view_prompt(
