@@ -64,6 +64,7 @@ def pair(
     record = {
         **{"command": "pair", "signals": str(signals), "run": str(run), "positions": positions or "all", "seed": seed},
         **_methods(),
+        "rules_judge": any(map(is_rules_judge, files)),
         **{"counts": paired.counts, "monitor": monitor_record, "manifest": _short(manifest), "versions": _versions()},
     }
     if overwrite:
@@ -71,7 +72,7 @@ def pair(
 
         clear(folder, PAIR_FILES)
     _write(folder, tables if asked is None else {**tables, MONITOR_FILE: asked}, record)
-    _print(folder, tables, paired, manifest, any(map(is_rules_judge, files)))
+    _print(folder, tables, paired, manifest, record["rules_judge"])
 
 
 def _ask(spec: str | None, paired: Paired, rows: Sequence[Row], seed: int) -> tuple[pd.DataFrame | None, dict[str, Any] | None]:
