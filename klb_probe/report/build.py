@@ -35,7 +35,8 @@ def report(folders: Sequence[Path], title: str | None = None) -> str:
     Raises KlbError for what cannot be read; see :func:`klb_probe.report.recognise.recognise`.
     """
     parts = parts_of(recognise(folders))
-    return render(title or " and ".join(dict.fromkeys(part.title for part in parts[:2])), page_data(parts))
+    more = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
+    return render(title or f"{parts[0].title}{more}", page_data(parts))
 
 
 def parts_of(outputs: Sequence[Output]) -> list[Part]:

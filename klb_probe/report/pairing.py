@@ -20,9 +20,9 @@ CHANCE = {"auroc": 0.5}
 
 def pairing_part(output: Output) -> Part:
     """The part of a pairing."""
-    statistics = output.table("statistics.csv", _STATISTICS)
-    selected = output.table("selection.csv", _SELECTION)
-    baselines = output.table("baselines.csv", _BASELINES)
+    statistics = output.table("statistics.csv", _STATISTICS, text=["note"])
+    selected = output.table("selection.csv", _SELECTION, text=["note"])
+    baselines = output.table("baselines.csv", _BASELINES, text=["note"])
     # Whole again where a column with gaps was read as numbers with a fraction.
     selected["layer"] = selected["layer"].astype("Int64")
     manifest = output.of("manifest")

@@ -53,7 +53,11 @@ class Output:
         """
         path = self.path / name
         try:
-            read = pd.read_csv(path, converters=dict.fromkeys(text, str))
+            names = list(pd.read_csv(path, nrows=0))
+            words = [name for name in text if name in names]
+            # Commands write what is undefined as nothing; a name may be "None", and a token "nan".
+            gaps = {name: [""] for name in names if name not in words}
+            read = pd.read_csv(path, keep_default_na=False, na_values=gaps, dtype=dict.fromkeys(words, str))
         except FileNotFoundError:
             raise KlbError(f"{path} is missing: run the command again") from None
         except (ValueError, OSError) as error:

@@ -8,7 +8,7 @@ function behaviourView(about, host) {
   host.append(h("h2", {}, "Trust by round"), h("div", { class: "grid" }, unique(about.trust.map((one) => one.condition)).map((condition) => {
     const lines = about.trust.filter((one) => one.condition === condition);
     return lineChart({ title: condition, x: "rounds into the trajectory", y: "mean trust, 0 to 1", range: [0, 1],
-      note: `n: ${lines.map((one) => `from ${one.trust}, ${Math.max(...one.n)} trajectories`).join("; ")}`,
+      note: `trajectories: ${lines.map((one) => `${Math.max(...one.n)} from ${one.trust}`).join(", ")}`,
       lines: lines.map((one, number) => ({ ...one, name: `from ${one.trust}`, colour: number, dash: number, mark: number })) });
   })));
 }

@@ -54,17 +54,17 @@ function lineChart(spec) {
     y = (value) => EDGE.top + (1 - (value - bottom) / (top - bottom)) * down;
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     const xTicks = ticks(xs[0], xs[xs.length - 1], Math.max(3, Math.min(8, across / 60))).filter(Number.isInteger);
-    svg.replaceChildren(
-      ...ticks(bottom, top).map((value) => s("g", {}, s("line", { class: "axis", x1: EDGE.left, x2: width - EDGE.right, y1: y(value), y2: y(value) }),
+    put(svg,
+      ticks(bottom, top).map((value) => s("g", {}, s("line", { class: "axis", x1: EDGE.left, x2: width - EDGE.right, y1: y(value), y2: y(value) }),
         s("text", { x: EDGE.left - 5, y: y(value) + 4, "text-anchor": "end" }, String(value).replace("-", "−")))),
-      ...xTicks.map((value) => s("text", { x: x(value), y: height - 19, "text-anchor": "middle" }, String(value))),
+      xTicks.map((value) => s("text", { x: x(value), y: height - 19, "text-anchor": "middle" }, String(value))),
       s("text", { x: EDGE.left + across / 2, y: height - 4, "text-anchor": "middle" }, spec.x),
-      spec.reference == null ? "" : s("line", { class: "zero", x1: EDGE.left, x2: width - EDGE.right, y1: y(spec.reference), y2: y(spec.reference) }),
-      ...(spec.nulls || []).map((one) => s("path", { class: `band f${one.colour}`, d: area(one.x, one.null, one.null.map((v) => (v == null ? null : 1 - v))) })),
-      ...(spec.nulls || []).flatMap((one) => [one.null, one.null.map((v) => (v == null ? null : 1 - v))].map((edge) =>
+      spec.reference != null && s("line", { class: "zero", x1: EDGE.left, x2: width - EDGE.right, y1: y(spec.reference), y2: y(spec.reference) }),
+      (spec.nulls || []).map((one) => s("path", { class: `band f${one.colour}`, d: area(one.x, one.null, one.null.map((v) => (v == null ? null : 1 - v))) })),
+      (spec.nulls || []).map((one) => [one.null, one.null.map((v) => (v == null ? null : 1 - v))].map((edge) =>
         s("path", { class: `drawn s${one.colour}`, "stroke-width": 1, "stroke-dasharray": "1 3", d: path(one.x, edge) }))),
-      ...(spec.across || []).map((one) => s("line", { class: `drawn s${one.colour}`, "stroke-dasharray": DASHES[one.dash], x1: EDGE.left, x2: width - EDGE.right, y1: y(one.value), y2: y(one.value) })),
-      ...lines.map((line) => s("g", { "data-line": line.name },
+      (spec.across || []).map((one) => s("line", { class: `drawn s${one.colour}`, "stroke-dasharray": DASHES[one.dash], x1: EDGE.left, x2: width - EDGE.right, y1: y(one.value), y2: y(one.value) })),
+      lines.map((line) => s("g", { "data-line": line.name },
         line.low && s("path", { class: `band f${line.colour}`, d: area(line.x, line.low, line.high) }),
         s("path", { class: `drawn s${line.colour}`, "stroke-dasharray": DASHES[line.dash], d: path(line.x, line.value) }),
         s("path", { class: `f${line.colour}`, d: marks(line) }))),
@@ -91,14 +91,14 @@ function lineChart(spec) {
   }
   function cross() {
     const marked = at ?? spec.ringed;
-    return marked == null ? "" : s("line", { class: "cross", x1: x(marked), x2: x(marked), y1: EDGE.top, y2: height - EDGE.bottom });
+    return marked != null && s("line", { class: "cross", x1: x(marked), x2: x(marked), y1: EDGE.top, y2: height - EDGE.bottom });
   }
   function read(next) {
     at = next;
     draw();
     const parts = lines.map((line) => [line.name, line, line.x.indexOf(at)]).filter(([, , index]) => index >= 0);
-    readout.replaceChildren(h("b", {}, `${spec.x} ${at}: `), ...parts.map(([name, line, index]) => `${name} ${withInterval(line, index)}; `),
-      ...(spec.nulls || []).map((one) => `${one.name} ${digits(one.null[one.x.indexOf(at)], false, 2)}; `));
+    put(readout, h("b", {}, `${spec.x} ${at}: `), parts.map(([name, line, index]) => `${name} ${withInterval(line, index)}; `),
+      (spec.nulls || []).map((one) => `${one.name} ${digits(one.null[one.x.indexOf(at)], false, 2)}; `));
   }
   function withInterval(line, index) {
     const value = line.value[index];
@@ -153,5 +153,5 @@ function shade(value, largest) {
 }
 
 function scale(largest) {
-  return h("div", { class: "scales" }, digits(-largest, true, 2), h("div", { class: "scale" }), digits(largest, true, 2), "logits");
+  return h("div", { class: "scales" }, digits(-largest, true, 2), h("div", { class: "scale" }), `${digits(largest, true, 2)} logits`);
 }

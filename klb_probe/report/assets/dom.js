@@ -3,13 +3,18 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
+const flat = (children) => children.flat(Infinity).filter((child) => child != null && child !== false);
+
+/** Gives an element these children instead of those it has; lists are flattened, and what is false or null left out. */
+const put = (element, ...children) => element.replaceChildren(...flat(children));
+
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (value === true) element.setAttribute(name, "");
     else if (value !== false && value != null) element.setAttribute(name, value);
   }
-  element.append(...children.flat(Infinity).filter((child) => child != null && child !== false));
+  element.append(...flat(children));
   return element;
 }
 const h = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
@@ -70,7 +75,7 @@ function pagedList(label, indices, draw, onpick) {
   function show() {
     const start = page * PAGE;
     const here = indices.slice(start, start + PAGE);
-    list.replaceChildren(...here.map((index) => h("li", {},
+    put(list, here.map((index) => h("li", {},
       h("button", { type: "button", "data-index": index, "aria-current": index === current ? "true" : "false", onclick: () => pick(index) },
         draw(index)))));
     count.textContent = indices.length ? `${start + 1}–${start + here.length} of ${indices.length}` : "none";

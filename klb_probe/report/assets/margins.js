@@ -27,7 +27,7 @@ function marginsView(about, host, chunk) {
       { title: "AUROC of entitlement", statistics: ["auroc"], question: state.question, y: "AUROC; 0.5: chance", reference: 0.5, range: [0, 1] },
       { title: "Pairs with owed above its twin", statistics: ["pair_accuracy"], question: state.question, y: "share of pairs; 0.5: chance", reference: 0.5, range: [0, 1] },
     ];
-    charts.replaceChildren(...rows.map((row) => h("div", { class: "grid" }, lenses.map((lens) => panel(row, lens, series)))));
+    put(charts, rows.map((row) => h("div", { class: "grid" }, lenses.map((lens) => panel(row, lens, series)))));
   }
 
   function panel(row, lens, series) {

@@ -5,12 +5,12 @@ function pairingView(about, host) {
   const charts = h("div", { class: "grid" });
   const set = (name) => (value) => { state[name] = value; draw(); };
   const values = (name) => unique(about.lines.map((one) => one[name]));
-  host.append(table(about.table), sentences(about.notes), limits(about.limits), h("div", { class: "switches" },
+  put(host, table(about.table), sentences(about.notes), limits(about.limits), h("div", { class: "switches" },
     menu("statistic", values("statistic").map((one) => ({ value: one, title: one.replaceAll("_", " ") })), state.statistic, set("statistic")),
     menu("condition", named(values("condition")), state.condition, set("condition"))), charts);
   function draw() {
     const here = about.lines.filter((one) => one.condition === state.condition && one.statistic === state.statistic);
-    charts.replaceChildren(...unique(here.map((one) => one.position)).map((position) => {
+    put(charts, unique(here.map((one) => one.position)).map((position) => {
       const lines = here.filter((one) => one.position === position);
       const beside = state.statistic === "auroc";
       const match = (one) => one.position === position && one.condition === state.condition;
@@ -21,7 +21,7 @@ function pairingView(about, host) {
         across: beside ? about.baselines.filter((one) => match(one) && one.value != null).map((one, number) => ({ ...one, colour: 2 + (number % 5), dash: 1 + (number % 3) })) : [],
         nulls: beside ? about.random.filter(match).map((one) => ({ ...one, name: "95 % of random readouts", colour: 6 })) : [] });
     }));
-    if (!here.length) charts.replaceChildren(h("p", {}, "This statistic is not given for that condition."));
+    if (!here.length) put(charts, h("p", {}, "This statistic is not given for that condition."));
   }
   draw();
 }

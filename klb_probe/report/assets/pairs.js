@@ -6,7 +6,7 @@ function pairsView(about, host, chunk) {
   const filters = h("div", { class: "switches" });
   const list = pagedList("pairs", [], (index) => {
     const one = about.pairs[index];
-    return [one.pair, h("span", {}, one.differs.length ? one.differs[0].map((line) => line.replace(/^- /, "")).join("; ") : "no twin")];
+    return [one.pair, h("span", { class: "sub" }, one.differs.length ? one.differs[0].map((line) => line.replace(/^- /, "")).join("; ") : "no twin")];
   }, (index) => { state.index = index; draw(); });
 
   const chosen = () => about.pairs.map((_, index) => index).filter((index) => {
@@ -29,7 +29,7 @@ function pairsView(about, host, chunk) {
     const paraphrases = unique(here.map((prompt) => prompt.paraphrase));
     const paraphrase = paraphrases.includes(state.paraphrase) ? state.paraphrase : paraphrases[0];
     const sides = here.filter((prompt) => prompt.paraphrase === paraphrase).sort((a, b) => b.entitled - a.entitled);
-    detail.replaceChildren(h("h2", {}, one.pair),
+    put(detail, h("h2", {}, one.pair),
       paraphrases.length > 1 ? choice("paraphrase of the framing", named(paraphrases), String(paraphrase), (value) => redraw("paraphrase")(Number(value))) : "",
       one.differs.length ? h("p", {}, "Differs: ", one.differs[0].map((line) => h("mark", { class: "differs" }, line.replace(/^- /, ""))), " against ",
         one.differs[1].map((line) => h("mark", { class: "differs" }, line.replace(/^- /, "")))) : h("p", {}, "This case has no twin."),

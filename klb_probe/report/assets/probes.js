@@ -4,11 +4,11 @@ function probesView(about, host) {
   const estimators = unique(about.panels.flatMap((one) => one.lines.filter((line) => !line.control).map((line) => line.estimator)));
   const shown = new Set(estimators);
   const charts = h("div", { class: "grid" });
-  host.append(table(about.table), table(about.transfer), sentences(about.says), limits(about.limits),
+  put(host, table(about.table), table(about.transfer), sentences(about.says), limits(about.limits),
     h("div", { class: "switches" }, checks("estimators", named(estimators), shown, draw)),
     h("p", { class: "quiet" }, "Controls are always drawn: dashed by layer, straight where they have no layer. A band of shuffled labels spans its runs; other bands are 95 % intervals."), charts);
   function draw() {
-    charts.replaceChildren(...about.panels.map((panel) => lineChart({
+    put(charts, about.panels.map((panel) => lineChart({
       title: `${panel.question}, ${panel.position}`, x: "layer", y: "AUROC on held-out rows; 0.5: chance", reference: about.chance, range: [0, 1],
       note: [panel.counted, ...panel.nested.filter((one) => one.value != null && shown.has(one.estimator))
         .map((one) => `${one.estimator}, layer chosen in training folds: ${digits(one.value, false, 2)} [${digits(one.low, false, 2)}, ${digits(one.high, false, 2)}]`)].join("; "),

@@ -13,15 +13,15 @@ function roundsView(about, host, chunk) {
     "no lie": (i) => at("scored", i) && !at("lied", i), "not scored": (i) => !at("scored", i),
   };
   const detail = h("div", {});
-  const list = pagedList("rounds", [], (index) => [tags(index), at("case", index),
-    h("span", {}, `${at("condition", index)}, trust from ${at("trust", index)}, sample ${at("sample", index) ?? ""}, round ${at("round", index) ?? ""}`)],
+  const list = pagedList("rounds", [], (index) => [tags(index), h("div", {}, at("case", index)),
+    h("span", { class: "sub" }, `${at("condition", index)}, trust from ${at("trust", index)}, sample ${at("sample", index) ?? ""}, round ${at("round", index) ?? ""}`)],
   (index) => { state.index = index; draw(); });
   const all = Array.from({ length: count }, (_, index) => index);
   const names = Object.fromEntries(["domain", "condition", "trust"].map((name) => [name, columns[name].names]));
   const chosen = () => all.filter((index) => ["domain", "condition", "trust"].every((name) => state[name] === "all" || at(name, index) === state[name])
     && verdicts[state.verdict](index) && at("case", index).toLowerCase().includes(state.search));
   const narrow = (name) => (value) => { state[name] = value; list.set(chosen()); };
-  host.append(h("div", { class: "switches" },
+  put(host, h("div", { class: "switches" },
     Object.entries(names).map(([name, values]) => values.length > 1 && menu(name, named(["all", ...values]), "all", narrow(name))),
     menu("verdict", named(Object.keys(verdicts)), "all", narrow("verdict")),
     h("label", { class: "named" }, "search cases", h("input", { type: "search", oninput: (event) => narrow("search")(event.target.value.toLowerCase()) }))),
@@ -44,8 +44,8 @@ function roundsView(about, host, chunk) {
     if (!kinds.includes(state.moment)) state.moment = kinds[0];
     const walk = all.filter((other) => at("walk", other) === at("walk", index)).sort((a, b) => at("round", a) - at("round", b));
     const place = walk.indexOf(index);
-    const step = (by, name) => h("button", { type: "button", disabled: !walk[place + by] && walk[place + by] !== 0, onclick: () => list.go(walk[place + by]) }, name);
-    detail.replaceChildren(h("h2", {}, at("case", index)), tags(index),
+    const step = (by, name) => h("button", { type: "button", disabled: walk[place + by] === undefined, onclick: () => list.go(walk[place + by]) }, name);
+    put(detail, h("h2", {}, at("case", index)), tags(index),
       h("p", { class: "quiet" }, `${at("domain", index)}, ${at("condition", index)}, trust from ${at("trust", index)}, sample ${at("sample", index) ?? ""}, round ${at("round", index) ?? ""} of a trajectory of ${walk.length}`),
       h("div", { class: "pages" }, step(-1, "Round before"), step(1, "Next round")),
       kinds.length > 1 ? choice("moment of the strips", kinds.map((kind) => ({ value: kind, title: MOMENTS[kind] })), state.moment, (value) => { state.moment = value; draw(); }) : "",

@@ -12,5 +12,5 @@ const limits = (lines) => lines.length > 0 && h("details", { open: true }, h("su
   lines.map((line) => h("p", { class: "quiet" }, line)));
 
 function tablesView(about, host) {
-  host.append(...[about.tables.map((one) => table(one)), sentences(about.says), limits(about.limits)].flat(Infinity).filter(Boolean));
+  put(host, about.tables.map((one) => table(one)), sentences(about.says), limits(about.limits));
 }

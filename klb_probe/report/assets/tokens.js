@@ -42,7 +42,7 @@ function tokensView(about, host) {
       const tokens = about.tokens.slice(state.first, last).map((token, at) => s("text", {
         transform: `translate(${CELL.left + at * CELL.width + 5},${down + 6}) rotate(60)` }, visible(token, 12)));
       one.cursor = s("rect", { class: "cursor", width: CELL.width, height: CELL.height });
-      one.svg.replaceChildren(...cells, ...labels.filter(Boolean), ...tokens, one.cursor);
+      put(one.svg, cells, labels, tokens, one.cursor);
     }
     read();
   }
@@ -52,7 +52,7 @@ function tokensView(about, host) {
       one.cursor.setAttribute("x", CELL.left + (state.position - state.first) * CELL.width);
       one.cursor.setAttribute("y", (one.lens.layers.length - 1 - row) * CELL.height);
     }
-    readout.replaceChildren(h("b", {}, `token ${state.position} “${visible(about.tokens[state.position], 40)}”, layer ${about.lenses[0].layers[state.layer]}: `),
+    put(readout, h("b", {}, `token ${state.position} “${visible(about.tokens[state.position], 40)}”, layer ${about.lenses[0].layers[state.layer]}: `),
       maps.map((one) => `${one.lens.title} ${digits(one.lens.rows[Math.min(state.layer, one.lens.layers.length - 1)][state.position])}; `));
   }
   function move(position, layer) {
