@@ -9,6 +9,9 @@ const MARKS = [
 ];
 const EDGE = { left: 46, right: 12, top: 8, bottom: 34 };
 
+/** The lower edge of a null: a random readout has no sign. */
+const folded = (one) => one.null.map((value) => (value == null ? null : 1 - value));
+
 function ticks(low, high, count = 5) {
   const raw = (high - low) / count || 1;
   const size = 10 ** Math.floor(Math.log10(raw));
@@ -37,7 +40,7 @@ function lineChart(spec) {
     return host;
   }
   const all = [...lines.flatMap((line) => [...line.value, ...(line.low || []), ...(line.high || [])]),
-    ...(spec.across || []).map((one) => one.value), ...(spec.nulls || []).flatMap((one) => [...one.null, ...one.null.map((v) => v == null ? v : 1 - v)]), spec.reference]
+    ...(spec.across || []).map((one) => one.value), ...(spec.nulls || []).flatMap((one) => [...one.null, ...folded(one)]), spec.reference]
     .filter((value) => value != null);
   let [bottom, top] = spec.range || [Math.min(...all), Math.max(...all)];
   if (!spec.range) { const room = (top - bottom || 1) * 0.06; bottom -= room; top += room; }
@@ -60,8 +63,7 @@ function lineChart(spec) {
       xTicks.map((value) => s("text", { x: x(value), y: height - 19, "text-anchor": "middle" }, String(value))),
       s("text", { x: EDGE.left + across / 2, y: height - 4, "text-anchor": "middle" }, spec.x),
       spec.reference != null && s("line", { class: "zero", x1: EDGE.left, x2: width - EDGE.right, y1: y(spec.reference), y2: y(spec.reference) }),
-      (spec.nulls || []).map((one) => s("path", { class: `band f${one.colour}`, d: area(one.x, one.null, one.null.map((v) => (v == null ? null : 1 - v))) })),
-      (spec.nulls || []).map((one) => [one.null, one.null.map((v) => (v == null ? null : 1 - v))].map((edge) =>
+      (spec.nulls || []).map((one) => [one.null, folded(one)].map((edge) =>
         s("path", { class: `drawn s${one.colour}`, "stroke-width": 1, "stroke-dasharray": "1 3", d: path(one.x, edge) }))),
       (spec.across || []).map((one) => s("line", { class: `drawn s${one.colour}`, "stroke-dasharray": DASHES[one.dash], x1: EDGE.left, x2: width - EDGE.right, y1: y(one.value), y2: y(one.value) })),
       lines.map((line) => s("g", { "data-line": line.name },

@@ -15,7 +15,7 @@ function marginsView(about, host, chunk) {
     checks("framing", named(about.framings), state.framings, draw),
     checks("entitlement", Object.entries(OWED).map(([value, title]) => ({ value, title })), state.owed, draw),
     menu("domain", about.domains.map((one) => ({ value: one, title: one === "all" ? "all domains" : one })), state.domain, set("domain"))),
-  h("p", { class: "quiet" }, "The chosen lens comes first; the others stand beside it as controls, whatever is switched. Dotted: 95 % of random readouts stay inside."), charts);
+  h("p", { class: "quiet" }, "The chosen lens comes first; the others stand beside it, whatever is switched. Dotted: between the lines lie 95 % of random readouts."), charts);
 
   function draw() {
     const series = chunk(state.domain);

@@ -16,7 +16,7 @@ function probesView(about, host) {
       lines: panel.lines.filter((line) => line.control || shown.has(line.estimator)).map((line, number) => ({ ...line,
         name: line.control ? `control: ${line.feature}${line.estimator ? `, ${line.estimator}` : ""}` : line.estimator,
         colour: line.control ? 6 : estimators.indexOf(line.estimator) % 5, dash: line.control ? 1 + (number % 3) : 0, mark: number })),
-      across: panel.flat.map((one, number) => ({ name: `control: ${one.feature}`, value: one.value, colour: 4 + (number % 3), dash: 1 + (number % 3) })),
+      across: panel.flat.map((one, number) => ({ name: `control: ${one.feature}`, value: one.value, colour: 4 + (number % 3), dash: 1 + (Math.floor(number / 3) % 3) })),
     })));
   }
   draw();

@@ -25,7 +25,7 @@ function roundsView(about, host, chunk) {
     Object.entries(names).map(([name, values]) => values.length > 1 && menu(name, named(["all", ...values]), "all", narrow(name))),
     menu("verdict", named(Object.keys(verdicts)), "all", narrow("verdict")),
     h("label", { class: "named" }, "search cases", h("input", { type: "search", oninput: (event) => narrow("search")(event.target.value.toLowerCase()) }))),
-  about.lenses.length ? h("p", { class: "quiet" }, "Strips: the yes-minus-no margin at every layer, first to last, blue below 0 and orange above; the logit lens is the control.")
+  about.lenses.length ? h("p", { class: "quiet" }, "Strips: the yes-minus-no margin at every layer, first to last, blue below 0 and orange above; the logit lens stands beside the J-Lens.")
     : h("p", { class: "quiet" }, "No signals of these rounds: klb-probe rounds reads them."),
   h("div", { class: "browser" }, list.element, detail));
 
@@ -58,7 +58,7 @@ function roundsView(about, host, chunk) {
     const messages = (round.transcript || []).filter(([role]) => role === "agent").length;
     const largest = about.lenses.map((_, lens) => Math.max(...moments.flatMap((one) => one.curves[lens].map((value) => Math.abs(value ?? 0)))));
     const strips = (found) => found.flatMap((one) => about.lenses.map((title, lens) =>
-      strip(`${MOMENTS[one.position]}, ${title}${lens ? " (control)" : ""}`, one.curves[lens], largest[lens])));
+      strip(title, MOMENTS[one.position], one.curves[lens], largest[lens])));
     const of = (kind) => moments.filter((one) => one.position === kind);
     let said = 0;
     const lines = (round.transcript || []).map(([role, pieces]) => {
@@ -76,10 +76,10 @@ function roundsView(about, host, chunk) {
     !round.transcript && h("p", {}, "Not played: the gate was not passed, or a provider failed.")];
   }
 
-  function strip(title, curve, largest) {
+  function strip(title, moment, curve, largest) {
     const readout = h("span", { "aria-live": "polite" });
     let layer = curve.length - 1;
-    const svg = s("svg", { viewBox: `0 0 ${curve.length} 10`, preserveAspectRatio: "none", tabindex: 0, role: "img", "aria-label": `${title}: margins by layer. Arrow keys read them.`,
+    const svg = s("svg", { viewBox: `0 0 ${curve.length} 10`, preserveAspectRatio: "none", tabindex: 0, role: "img", "aria-label": `${title}, ${moment}: margins by layer. Arrow keys read them.`,
       onkeydown: (event) => {
         const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
         if (by) { event.preventDefault(); read(layer + by); }
@@ -102,10 +102,10 @@ function roundsView(about, host, chunk) {
     const words = (value) => (value === true ? "yes" : value === false ? "no" : value);
     const rows = (found) => Object.entries(found || {}).map(([name, value]) => [name.replaceAll("_", " "), words(value)]);
     const outcome = ["order_id", "item", "outcome", "owed_outcome", "entitled_outcome", "event", "malformed", "error"].filter((name) => round[name] != null);
-    return [h("h3", {}, "What the judge found"),
+    return [h("h3", {}, "What the judge found"), h("div", { class: "grid" },
       round.facts ? table({ title: "Facts, as the judge gave them", columns: ["fact", "found"], rows: rows(round.facts) }, "facts") : h("p", {}, "No verdict on this round."),
       round.derived && table({ title: "Verdicts that follow from them", columns: ["verdict", "holds"], rows: rows(round.derived) }, "facts"),
-      table({ title: "The round", columns: ["", ""], rows: outcome.map((name) => [name.replaceAll("_", " "), round[name]]) }, "facts")];
+      table({ title: "The round", columns: ["", ""], rows: outcome.map((name) => [name.replaceAll("_", " "), round[name]]) }, "facts"))];
   }
 
   function depth(moments) {

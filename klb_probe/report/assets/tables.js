@@ -8,7 +8,7 @@ function table(one, className = "") {
 }
 
 const sentences = (lines) => lines.map((line) => h("p", {}, line));
-const limits = (lines) => lines.length > 0 && h("details", { open: true }, h("summary", {}, "What this does not show"),
+const limits = (lines) => lines.length > 0 && h("details", { open: lines.length < 3 }, h("summary", {}, "What this does not show"),
   lines.map((line) => h("p", { class: "quiet" }, line)));
 
 function tablesView(about, host) {
