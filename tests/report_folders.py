@@ -15,7 +15,7 @@ from klb_probe.organisms.evidence import Evidence
 from klb_probe.organisms.numbers import Number
 from klb_probe.versions import versions
 
-HOSTILE = "</script><script>window.broken = 1</script><img src=x onerror=\"window.broken = 2\"> \u2028 & <!-- 😀 \ud83d"
+HOSTILE = '</script><script>window.broken = 1</script><img src=x onerror="window.broken = 2"> \u2028 & <!-- 😀 \ud83d'
 LENSES = ("margin", "logit", *(f"random {number}" for number in range(3)))
 MANIFEST = {
     **{"source": "sidecar", "policy": "on", "complete": True, "unmapped": [], "rounds": 1, "positions": {"before_reply": 1}},
@@ -30,8 +30,20 @@ def read_margins(root: Path) -> None:
     asked = ("jlens", "--quick", "--model", model, "--lens", lens, "--domains", "airline,debt")
     assert klb(*asked, "--out", root / "jlens") == 0
     assert klb(*asked, "--positions", "all", "--top-k", 3, "--out", root / "tokens") == 0
-    small = ("--quick", "--domains", "airline,deposit,refund", "--estimators", "mean_difference", "--shuffles", 1, "--lens", "logit")
-    assert klb("probe", "--model", model, *small, "--question", "framing", "--store", root / "store", "--out", root / "probe") == 0
+    small = (
+        "--quick",
+        "--domains",
+        "airline,deposit,refund",
+        "--estimators",
+        "mean_difference",
+        "--shuffles",
+        1,
+        "--lens",
+        "logit",
+    )
+    assert (
+        klb("probe", "--model", model, *small, "--question", "framing", "--store", root / "store", "--out", root / "probe") == 0
+    )
 
 
 def margin(one: dict, lens: str, layer: int) -> float:
@@ -63,14 +75,21 @@ def contest(folder: Path) -> None:
     table = contest_table(planted_contest.field(planted_contest.knows), draws=200)
     folder.mkdir(parents=True)
     table.to_csv(folder / "contest.csv", index=False)
-    record = {"command": "contest", "complete": True, "counts": {"liar": {"lies": 16}, "honest": {}, "ignorant": {"denials": 16}}}
+    record = {
+        "command": "contest",
+        "complete": True,
+        "counts": {"liar": {"lies": 16}, "honest": {}, "ignorant": {"denials": 16}},
+    }
     (folder / "run.json").write_text(json.dumps(record))
 
 
 def organism(folder: Path) -> None:
     """What ``klb-probe organism check`` writes of a model that passes its gate in 9 of 10 cases."""
     keys = ("part", "source", "where", "measure", "value", "low", "high", "n", "units")
-    lines = [("gate", "cases", "all", "passed", 0.9, 0.8, 1.0, 10, 10), ("gate", "records", "all", "passed", None, None, None, 0, 0)]
+    lines = [
+        ("gate", "cases", "all", "passed", 0.9, 0.8, 1.0, 10, 10),
+        ("gate", "records", "all", "passed", None, None, None, 0, 0),
+    ]
     numbers = tuple(Number(**dict(zip(keys, line, strict=True))) for line in lines)
     said = {"model": "tiny-liar", "kind": "liar", "fingerprint": "f", "base": None, "base_fingerprint": None}
     said |= {"adapter_sha256": None, "command": "klb-probe organism check tiny-liar", "settings": {}, "examples": ()}

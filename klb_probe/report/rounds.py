@@ -50,14 +50,14 @@ def rounds_part(output: Output, signals: Sequence[Output]) -> Part:
     if not rows:
         raise KlbError(f"{output.path} holds no rounds yet")
     table = round_table(rows)
-    read, lenses = read_moments(signals[0].path) if signals else ({}, [])
+    read, lenses, n_random = read_moments(signals[0].path) if signals else ({}, [], 0)
     chunks = {}
     for number, start in enumerate(range(0, len(rows), IN_A_CHUNK)):
         chunks[str(number)] = [_round(row, read.get(_key(row), [])) for row in rows[start : start + IN_A_CHUNK]]
     data = {
         "agent": ", ".join(dict.fromkeys(agent_of(file)[0] for file in files)),
         "lenses": [lens_title(name) for name in lenses],
-        "signals": [str(one.path) for one in signals[:1]],
+        "n_random": n_random,
         "chunk": IN_A_CHUNK,
         "columns": _columns(table, rows),
     }
@@ -173,8 +173,9 @@ def _key(row: Row) -> tuple[Any, ...]:
     return tuple(plain(row.get(name)) for name in _KEYS)
 
 
-def read_moments(folder: Path) -> tuple[dict[tuple[Any, ...], list[dict[str, Json]]], list[str]]:
-    """The moments of every round by its key (``JOIN_KEYS``), in the order in which they happened; and the lenses.
+def read_moments(folder: Path) -> tuple[dict[tuple[Any, ...], list[dict[str, Json]]], list[str], int]:
+    """The moments of every round by its key (``JOIN_KEYS``), in the order in which they happened; the lenses; and the
+    number of random readouts.
 
     A moment: turn, position, the model's own margin, a curve by layer for each lens, and the range of the random readouts.
     """
@@ -198,7 +199,7 @@ def read_moments(folder: Path) -> tuple[dict[tuple[Any, ...], list[dict[str, Jso
         found.setdefault(tuple(plain(part) for part in key), []).append(moment)
     for moments in found.values():
         moments.sort(key=lambda moment: (moment["position"] != "gate", moment["turn"], order[moment["position"]]))
-    return found, names
+    return found, names, len({lens for lens, _ in wide.columns}) - len(names)
 
 
 def _wide(file: pq.ParquetFile) -> tuple[pd.DataFrame, pd.Series]:

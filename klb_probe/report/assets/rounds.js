@@ -113,7 +113,7 @@ function roundsView(about, host, chunk) {
     return here.length > 0 && [h("h3", {}, `Margins by depth, ${MOMENTS[state.moment]}`), h("div", { class: "grid" }, about.lenses.map((title, lens) => {
       const layers = here[0].curves[lens].map((_, layer) => layer);
       return lineChart({ title, x: "layer", y: "yes-minus-no margin (logits)", reference: 0, sign: true, control: lens > 0,
-        note: "single turns: no interval" + (lens === 0 && here[0].random ? "; grey: range of 8 random readouts at the first turn" : ""),
+        note: "single turns: no interval" + (lens === 0 && here[0].random ? "; grey: range of random readouts (" + about.n_random + ") at the first turn" : ""),
         lines: [...here.map((one, number) => ({ name: `turn ${one.turn}`, x: layers, value: one.curves[lens], colour: number % 6, dash: number % 4, mark: number })),
           ...(lens === 0 && here[0].random ? [{ name: "random readouts", x: layers, value: here[0].random[0].map((low, layer) => (low + here[0].random[1][layer]) / 2), low: here[0].random[0], high: here[0].random[1], colour: 6, dash: 2, mark: 3 }] : [])] });
     }))];
