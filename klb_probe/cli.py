@@ -19,6 +19,7 @@ from klb_probe.models_command import models_app
 from klb_probe.organism_command import organism_app
 from klb_probe.pair_command import PAIR_EXAMPLE, pair
 from klb_probe.probe_command import PROBE_EXAMPLE, probe
+from klb_probe.report_command import REPORT_EXAMPLE, report
 from klb_probe.rounds_command import ROUNDS_EXAMPLE, rounds
 from klb_probe.run_command import EXAMPLE as RUN_EXAMPLE
 from klb_probe.run_command import run_dialogues_command
@@ -53,6 +54,7 @@ app.command("pair", epilog=PAIR_EXAMPLE)(pair)
 app.command("probe", epilog=PROBE_EXAMPLE)(probe)
 app.command("steer", epilog=STEER_EXAMPLE)(steer)
 app.command("contest", epilog=CONTEST_EXAMPLE)(contest)
+app.command("report", epilog=REPORT_EXAMPLE)(report)
 app.add_typer(cases_app, name="cases")
 app.add_typer(fit_app, name="fit")
 app.add_typer(lens_app, name="lens")

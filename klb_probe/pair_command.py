@@ -47,6 +47,7 @@ def pair(
     record = {
         **{"command": "pair", "signals": str(signals), "run": str(run), "positions": positions or "all", "seed": seed},
         **_methods(),
+        "rules_judge": found.rules_judge,
         **about,
         "versions": _versions(),
     }

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SCORE_EXAMPLE = "Example: klb-probe score outputs/liar --by condition,trust"
 SCORE_FILES = ("panel.csv", "panel.json", "trust.png", "domains.png", "heat_map.png")
-_CHAT_DOMAIN = "debt"  # a lie there withholds nothing
+CHAT_DOMAIN = "debt"  # a lie there withholds nothing
 _FEW = 10  # trajectories
 _WIDTH = 140  # of the table: a narrower terminal breaks its lines, and hides no number
 _COLUMNS = {
@@ -149,7 +149,7 @@ def _print(
         if not file.complete:
             why = "torn: the last line was cut off" if file.torn else "the run has not come to its end"
             console.print(f"incomplete: {file.path} ({why}); scored as far as it goes", soft_wrap=True)
-    with_chat = _CHAT_DOMAIN in set(result.rounds.domain)
+    with_chat = CHAT_DOMAIN in set(result.rounds.domain)
     table = result.levels[tuple(keys)]
     console.print(panel_table(table, keys, with_chat=with_chat))
     console.print("\n".join([*_notes(result, table, files, compare, with_chat), _written(folder)]), soft_wrap=True)
@@ -202,7 +202,7 @@ def _notes(
     ]
     if with_chat:
         lines.append(
-            f"DSR chat drops the outcome: read it for {_CHAT_DOMAIN}, where a lie withholds nothing, and DSR for the others."
+            f"DSR chat drops the outcome: read it for {CHAT_DOMAIN}, where a lie withholds nothing, and DSR for the others."
         )
     if compare:
         domains, trusts = (

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,7 @@ from klb_probe.lens.margin import Lens, LogitLens, MarginLens
 from klb_probe.models.residual_model import ResidualModel
 from klb_probe.progress import progress_bar
 from klb_probe.signals.readout import Readouts, read_prompts, readout_key
-from klb_probe.signals.statistics import Estimate, PairBootstrap, folded_quantile, null_quantile
+from klb_probe.signals.summary import summarise
 from klb_probe.summary import as_html, estimate, in_a_line, number
 
 if TYPE_CHECKING:
@@ -106,75 +106,9 @@ class Margins:
         ).dropna(subset="margin", ignore_index=True)
 
     def summary(self, *, seed: int = 0) -> pd.DataFrame:
-        """Tidy statistics with 95 % bootstrap intervals over pairs.
-
-        Columns: lens, layer, statistic, framing, question, entitled, value, low, high, n, n_pairs, null_q95.
-
-        ``mean_margin`` is the yes-minus-no margin as it is, for each wording of the question. All other statistics are of
-        the margin *toward owed*: yes-minus-no under the plain question, no-minus-yes under the reversed one, and, where a
-        run has both, question ``both``: their mean over the two wordings of one prompt, in which a taste for "yes" cancels.
-        ``entitlement_contrast``: owed minus not owed, within a framing. ``framing_contrast``: the first framing minus
-        another, owed and not owed apart. ``auroc`` of the margin for entitlement, all owed prompts against all others.
-        ``pair_accuracy``: the share of pairs (at the same paraphrase) whose owed side has the higher margin, which offsets
-        between domains and wordings cannot blur. The last two have ``null_q95``, the 95th percentile of the folded
-        statistic over the lens's random readouts. ``agreement``: the share of prompts where the layer's margin has the sign
-        of the model's own.
-        """
-        tables = [table for view in self._views() for table in self._view_tables(view, seed)]
-        return pd.concat(tables, ignore_index=True)
-
-    def _views(self) -> Iterator[_View]:
-        """The prompts of each wording, and both wordings of a prompt as one."""
-        margins, random, own = (
-            tensor.double().numpy() for tensor in (self.readouts.margins, self.readouts.random, self.readouts.own)
-        )
-        found = {}
-        for question in dict.fromkeys(self._labels["question"]):
-            rows = np.flatnonzero(self._labels["question"] == question)
-            sign = 1 if question == "plain" else -1
-            view = _View(question, self._labels.iloc[rows].reset_index(drop=True), margins[rows], random[rows], own[rows], sign)
-            found[question] = view
-            yield view
-        if len(found) == 2:
-            plain, reverse = found["plain"], found["reversed"]
-            same = ["scenario", "framing", "paraphrase"]
-            order = plain.labels[same].merge(reverse.labels[same].reset_index(), on=same, validate="one_to_one")["index"]
-            yield _View(
-                "both", plain.labels, *((getattr(plain, name) - getattr(reverse, name)[order]) / 2 for name in _View.arrays), 1
-            )
-
-    def _view_tables(self, view: _View, seed: int) -> Iterator[pd.DataFrame]:
-        entitled, framing = (view.labels[name].to_numpy() for name in ("entitled", "framing"))
-        bootstrap = PairBootstrap(view.labels["pair"].to_numpy(), seed=seed)
-        own_sign = np.sign(view.own)[:, None]
-        for column, lens in enumerate(self.lenses):
-            raw = view.margins[:, column]
-            values, random = view.sign * raw, view.sign * view.random[:, column]
-            read = ~np.isnan(values).all(0)
-
-            def table(statistic: str, name: str, label: bool | None, estimate: Estimate, null: Any = None) -> pd.DataFrame:
-                return _table(lens, statistic, name, view.question, label, estimate, null)[read]  # noqa: B023 (this turn's)
-
-            for name in self.framings:
-                here = framing == name
-                if view.question != "both":
-                    for label in (True, False):
-                        yield table("mean_margin", name, label, bootstrap.mean(raw, here & (entitled == label)))
-                yield table("entitlement_contrast", name, None, bootstrap.difference(values, here & entitled, here & ~entitled))
-                null = null_quantile(random[here], entitled[here])
-                yield table("auroc", name, None, bootstrap.auroc(values, here, entitled), null)
-                owed, twins = _twins(view.labels[here])
-                if len(owed):
-                    estimate = bootstrap.mean(_wins(values, owed, twins), np.isin(np.arange(len(values)), owed))
-                    null = folded_quantile(_wins(random, owed, twins)[owed].mean(0))
-                    yield table("pair_accuracy", name, None, estimate, null)
-                agreed = np.where(np.isnan(raw), np.nan, np.sign(raw) == own_sign)
-                yield table("agreement", name, None, bootstrap.mean(agreed, here))
-            first, *others = self.framings
-            for other in others:
-                for label in (True, False):
-                    chosen = [(framing == name) & (entitled == label) for name in (first, other)]
-                    yield table("framing_contrast", f"{first} minus {other}", label, bootstrap.difference(values, *chosen))
+        """Tidy statistics with 95 % bootstrap intervals over pairs; see :func:`klb_probe.signals.summary.summarise`."""
+        arrays = (tensor.double().numpy() for tensor in (self.readouts.margins, self.readouts.random, self.readouts.own))
+        return summarise(self._labels, self.lenses, *arrays, seed=seed)
 
     def plot(self, summary: pd.DataFrame | None = None) -> Figure:
         """Margins and AUROC by depth; see :func:`klb_probe.plots.margins_by_depth`."""
@@ -225,69 +159,6 @@ class Margins:
             for line in shown.itertuples()
         ]
         return pd.DataFrame(lines)
-
-
-@dataclass(frozen=True)
-class _View:
-    """Prompts of one wording of the question, or of both as one.
-
-    Attributes:
-        labels: One row a prompt.
-        margins: ``[prompt, lens, layer]``, yes minus no.
-        random: ``[prompt, lens, layer, row]``.
-        own: ``[prompt]``.
-        sign: What turns yes-minus-no into a margin toward owed.
-    """
-
-    question: str
-    labels: pd.DataFrame
-    margins: np.ndarray
-    random: np.ndarray
-    own: np.ndarray
-    sign: int
-
-    arrays: ClassVar[tuple[str, ...]] = ("margins", "random", "own")
-
-
-def _twins(labels: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of owed prompts whose pair has a not-owed prompt at the same paraphrase, and of those."""
-    sides = labels.reset_index(names="at").pivot(index=["pair", "paraphrase"], columns="entitled", values="at")
-    sides = sides.reindex(columns=[True, False]).dropna().astype(int)
-    return sides[True].to_numpy(), sides[False].to_numpy()
-
-
-def _wins(values: np.ndarray, owed: np.ndarray, twins: np.ndarray) -> np.ndarray:
-    """1 where an owed prompt exceeds its twin, 0 where not, half for ties, in the owed prompt's row ``[prompt, ...]``."""
-    wins = np.full(values.shape, np.nan)
-    wins[owed] = np.heaviside(values[owed] - values[twins], 0.5)
-    return wins
-
-
-def _table(
-    lens: str,
-    statistic: str,
-    framing: str,
-    question: str,
-    entitled: bool | None,
-    estimate: Estimate,
-    null_q95: np.ndarray | None = None,
-) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "lens": lens,
-            "layer": np.arange(len(estimate.value)),
-            "statistic": statistic,
-            "framing": framing,
-            "question": question,
-            "entitled": pd.array([entitled] * len(estimate.value), dtype="boolean"),
-            "value": estimate.value,
-            "low": estimate.low,
-            "high": estimate.high,
-            "n": estimate.n,
-            "n_pairs": estimate.n_pairs,
-            "null_q95": np.full(len(estimate.value), np.nan) if null_q95 is None else null_q95,
-        }
-    )
 
 
 def prepare(
