@@ -20,7 +20,7 @@ PAIR_EXAMPLE = "Example: klb-probe pair outputs/signals-llama-3.1-8b outputs/run
 TABLES = ("pairs.csv", "statistics.csv", "selection.csv", "baselines.csv")
 MONITOR_FILE = "monitor.csv"
 PAIR_FILES = (*TABLES, MONITOR_FILE, "pairing.json")
-_WIDTH = 140  # of the table: a narrower terminal breaks its lines, and hides no number
+_WIDTH = 140  # of what is printed into a pipe
 
 
 def pair(
@@ -124,12 +124,11 @@ def _write(folder: Path, tables: dict[str, pd.DataFrame], record: dict[str, Any]
 
 
 def _print(folder: Path, tables: dict[str, pd.DataFrame], paired: Paired, manifest: dict[str, Any], rules_judge: bool) -> None:
-    from rich.console import Console
-
+    from klb_probe.console import page, print_tables
     from klb_probe.pairing import report
 
-    console = Console(width=max(Console().width, _WIDTH), highlight=False, markup=False)
-    console.print(report.table(tables["statistics.csv"], tables["selection.csv"], tables["baselines.csv"]))
+    console = page(_WIDTH)
+    print_tables(console, report.table(tables["statistics.csv"], tables["selection.csv"], tables["baselines.csv"]))
     for line in report.notes(tables["selection.csv"], paired.counts, manifest, rules_judge):
         console.print(line, soft_wrap=True)
     console.print(f"Files in {folder}: {', '.join(path.name for path in sorted(folder.iterdir()))}", soft_wrap=True)
