@@ -32,8 +32,9 @@ EXTRAS = {
     "nnsight": "--backend nnsight, --remote",
     "quantise": "--quantise 4bit | 8bit",
     "ray": "--ray",
+    "notebooks": "the notebooks, and progress bars in Jupyter",
 }
-_FOR_DEVELOPERS = {"dev"}
+_FOR_DEVELOPERS = {"checks", "dev", "docs", "release"}
 # Read by this project or by the libraries that load models. Only whether each is set is ever told: some hold keys.
 VARIABLES = {
     "KLB_PROBE_CACHE": "moves the cache folder",
@@ -223,11 +224,11 @@ def _whereabouts(source: ModelSource, cached: Iterable[str]) -> tuple[bool, str]
 
 
 def _cached_repositories() -> Iterator[str]:
-    from huggingface_hub import scan_cache_dir
+    from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        repositories = scan_cache_dir().repos
+        repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos
     except CacheNotFound:
         return
     for repository in sorted(repositories, key=lambda one: one.repo_id):
