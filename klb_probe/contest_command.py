@@ -78,8 +78,7 @@ def contest(
     folder = out or default_folder("contest", names["liar"])
     check_folder(folder, overwrite=overwrite, resume=False)
 
-    from rich.console import Console
-
+    from klb_probe.console import page
     from klb_probe.contest.detectors import load_detectors
     from klb_probe.contest.reading import Organism, read_field
     from klb_probe.contest.report import contest_figure
@@ -133,18 +132,18 @@ def contest(
         "seconds": round(time.time() - started, 1),
     }
     write_json(folder / "run.json", record)
-    console = Console(width=None if Console().is_terminal else 160, highlight=False, markup=False)
-    _print(console, table, field.counts, folder)
+    _print(page(160), table, field.counts, folder)
 
 
 def _print(console: Any, table: Any, counts: Mapping[str, Mapping[str, int]], folder: Path) -> None:
     """The table, what it says in words, and what it does not."""
+    from klb_probe.console import print_tables
     from klb_probe.contest.report import printed
     from klb_probe.contest.words import DOES_NOT_SHOW, reading
 
     for organism, counted in counts.items():
         console.print(f"{organism}: {', '.join(f'{n} {what}' for what, n in counted.items()) or 'no rounds'}", soft_wrap=True)
-    console.print(printed(table))
+    print_tables(console, printed(table))
     for line in (*reading(table), "Does not show:", *(f"- {line}" for line in DOES_NOT_SHOW)):
         console.print(line, soft_wrap=True)
     console.print(f"Files in {folder}: {', '.join(CONTEST_FILES)}", soft_wrap=True)

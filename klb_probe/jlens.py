@@ -108,8 +108,7 @@ def jlens(
     folder = out or default_folder("jlens", model)
     check_folder(folder, overwrite=overwrite, resume=resume)
 
-    from rich.console import Console
-
+    from klb_probe.console import page
     from klb_probe.files import file_sha256
     from klb_probe.lens.contrast import TokenContrast, parse_pairs
     from klb_probe.lens.library import load_lens
@@ -118,7 +117,7 @@ def jlens(
     from klb_probe.signals.margins import prepare
     from klb_probe.versions import versions
 
-    console = Console(width=None if Console().is_terminal else 116, highlight=False, markup=False)
+    console = page(116)
     words = parse_pairs(contrast)
     # Mistakes in names show before anything slow begins.
     chosen = _scenarios(cases, scenarios, domains, framings, questions, quick)
@@ -262,10 +261,11 @@ def _write_results(
 
 
 def _print_results(console: Console, margins: Margins, summary: pd.DataFrame, folder: Path) -> None:
+    from klb_probe.console import print_tables
     from klb_probe.signals import report
 
     console.print()
-    console.print(report.tables(summary))
+    print_tables(console, report.tables(summary))
     console.print(report.what_it_shows(summary, margins.model_name))
     console.print(report.DOES_NOT_SHOW)
     error = margins.readouts.last_block_error

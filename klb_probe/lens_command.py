@@ -52,10 +52,10 @@ def check(
     """
     path = _local_file(lens)
 
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from klb_probe.console import page, print_tables
     from klb_probe.lens.checks import check_lens
     from klb_probe.models.load import load_model
 
@@ -68,20 +68,20 @@ def check(
         rows = [{"check": one.name, "verdict": one.verdict, "why": one.why} for one in checks]
         typer.echo(json.dumps({"lens": str(path), "model": loaded.name, "checks": rows}, indent=2, ensure_ascii=False))
     else:
-        console = Console(width=None if Console().is_terminal else 116, highlight=False)
+        console = page(116)
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for header in ("check", "verdict", "why"):
             table.add_column(header, overflow="fold")
         for one in checks:
             table.add_row(one.name, Text(one.verdict, style=_STYLES[one.verdict]), Text(one.why))
-        console.print(table)
+        print_tables(console, table)
         unknown = [one.name for one in checks if one.verdict == "unknown"]
         rest = f"; the file cannot say: {', '.join(unknown)}" if unknown else ""
         if failed:
             verdict = f"{path.name} is not right for {loaded.name}: {', '.join(failed)}{rest}"
         else:
             verdict = f"nothing speaks against {path.name} for {loaded.name}{rest}"
-        console.print(verdict, soft_wrap=True, markup=False)
+        console.print(verdict, soft_wrap=True)
     if failed:
         raise typer.Exit(1)
 
@@ -113,9 +113,9 @@ def evaluate(
     folder = out or default_folder("lens-eval", model)
     check_folder(folder, overwrite=overwrite)
 
-    from rich.console import Console
     from tqdm.auto import tqdm
 
+    from klb_probe.console import page, print_tables
     from klb_probe.files import file_sha256, replacing, write_json
     from klb_probe.lens.evaluation import evaluate_lens, load_items, usable_items
     from klb_probe.lens.jacobian import JacobianLens
@@ -150,8 +150,8 @@ def evaluate(
         "versions": versions(),
     }
     write_json(folder / "run.json", record)
-    console = Console(width=None if Console().is_terminal else 116, highlight=False)
-    console.print(result.table(scores))
+    console = page(116)
+    print_tables(console, result.table(scores))
     left_out = f"{sum(skipped.values())} of {len(all_items)} items skipped (no intermediate is a single token here)"
     console.print("\n".join([result.reading(scores), left_out, f"Files in {folder}: {', '.join(EVAL_FILES)}"]), soft_wrap=True)
 

@@ -87,22 +87,23 @@ def check(
 
 
 def _show(shown: list[Any], targets: list[Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if Console().is_terminal else 150, highlight=False)
+    from klb_probe.console import page, print_tables
+
+    console = page(150)
     for one in shown:
         table = Table(title=one.title, title_justify="left")
         for column in one.columns:
             table.add_column(column)
         for line in one.lines:
             table.add_row(*line)
-        console.print(table, markup=False)
+        print_tables(console, table)
     if targets:
         table = Table("target", "wanted", "found", "verdict", title="Targets", title_justify="left")
         for one in targets:
             table.add_row(one.target.says, one.target.wanted, str(one.number or ""), one.verdict)
-        console.print(table)
+        print_tables(console, table)
 
 
 def _command(asked: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ PAIR_EXAMPLE = "Example: klb-probe pair outputs/liar/signals outputs/liar --posi
 TABLES = ("pairs.csv", "statistics.csv", "selection.csv", "baselines.csv")
 MONITOR_FILE = "monitor.csv"
 PAIR_FILES = (*TABLES, MONITOR_FILE, "pairing.json")
-_WIDTH = 140  # of the table: a narrower terminal breaks its lines, and hides no number
+_WIDTH = 140  # of what is printed into a pipe
 
 
 def pair(
@@ -96,12 +96,11 @@ def _write(folder: Path, tables: dict[str, pd.DataFrame], record: dict[str, Any]
 
 
 def _print(folder: Path, found: Pairing) -> None:
-    from rich.console import Console
-
+    from klb_probe.console import page, print_tables
     from klb_probe.pairing import report
 
-    console = Console(width=max(Console().width, _WIDTH), highlight=False, markup=False)
-    console.print(report.table(found.statistics, found.selection, found.baselines))
+    console = page(_WIDTH)
+    print_tables(console, report.table(found.statistics, found.selection, found.baselines))
     for line in found.notes():
         console.print(line, soft_wrap=True)
     console.print(f"Files in {folder}: {', '.join(path.name for path in sorted(folder.iterdir()))}", soft_wrap=True)

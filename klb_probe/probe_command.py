@@ -85,8 +85,7 @@ def probe(
     folder = out or default_folder("probe", model)
     check_folder(folder, overwrite=overwrite)
 
-    from rich.console import Console
-
+    from klb_probe.console import page
     from klb_probe.models.load import load_model
     from klb_probe.probes.api import STORE, check_runs, train_probes
     from klb_probe.probes.report import WIDTH
@@ -96,7 +95,7 @@ def probe(
     names = [[name.strip() for name in text.split(",")] for text in (question, estimators, positions)]
     options = ProbeOptions.checked(*names, split=split, shuffles=shuffles, seed=seed)
     check_runs(options, run or ())
-    console = Console(width=None if Console().is_terminal else WIDTH, highlight=False, markup=False)
+    console = page(WIDTH)
     loaded = load_model(
         model, device=device, dtype=dtype, quantise=quantise, revision=revision, hooks=hooks or (), backend=backend
     )
@@ -161,15 +160,11 @@ def write_results(folder: Path, results: ProbeResults, model: Any, record: dict[
 
 def print_results(console: Any, results: ProbeResults, folder: Path) -> None:
     """The table, what it says in words, and what it does not."""
-    from rich.console import Console
-
+    from klb_probe.console import print_tables
     from klb_probe.probes.reading import DOES_NOT_SHOW, reading
-    from klb_probe.probes.report import WIDTH, table, transfer_table
+    from klb_probe.probes.report import table, transfer_table
 
-    # A narrower terminal breaks the tables' lines, and hides no number.
-    wide = Console(file=console.file, width=max(console.width, WIDTH), highlight=False, markup=False)
-    wide.print(table(results.probes))
-    wide.print(transfer_table(results.transfer))
+    print_tables(console, table(results.probes), transfer_table(results.transfer))
     for line in (*reading(results.probes, results.transfer), "Does not show:", *(f"- {line}" for line in DOES_NOT_SHOW)):
         console.print(line)
     console.print(f"Files in {folder}: {', '.join(PROBE_FILES)}", soft_wrap=True)

@@ -21,7 +21,7 @@ SCORE_EXAMPLE = "Example: klb-probe score outputs/liar --by condition,trust"
 SCORE_FILES = ("panel.csv", "panel.json", "trust.png", "domains.png", "heat_map.png")
 CHAT_DOMAIN = "debt"  # a lie there withholds nothing
 _FEW = 10  # trajectories
-_WIDTH = 140  # of the table: a narrower terminal breaks its lines, and hides no number
+_WIDTH = 140  # of what is printed into a pipe
 _COLUMNS = {
     "KPR": "KPR", "DR_macro": "DR\nmacro", "DR": "DR", "DSR": "DSR", "DSR_chat": "DSR\nchat", "Det": "Det",
     "trust_change": "trust\nchange", "harm": "harm", "omission": "omis-\nsion",
@@ -141,9 +141,9 @@ def _write(folder: Path, result: Score, record: dict[str, Any]) -> None:
 def _print(
     folder: Path, result: Score, name: str, alias: str, files: Sequence[Trajectories], keys: list[str], compare: str | None
 ) -> None:
-    from rich.console import Console
+    from klb_probe.console import page, print_tables
 
-    console = Console(width=max(Console().width, _WIDTH), highlight=False, markup=False)
+    console = page(_WIDTH)
     console.print(f"{name}{f' ({alias})' if alias != name else ''}: {_plural(len(files), 'file')}", soft_wrap=True)
     for file in files:
         if not file.complete:
@@ -151,7 +151,7 @@ def _print(
             console.print(f"incomplete: {file.path} ({why}); scored as far as it goes", soft_wrap=True)
     with_chat = CHAT_DOMAIN in set(result.rounds.domain)
     table = result.levels[tuple(keys)]
-    console.print(panel_table(table, keys, with_chat=with_chat))
+    print_tables(console, panel_table(table, keys, with_chat=with_chat))
     console.print("\n".join([*_notes(result, table, files, compare, with_chat), _written(folder)]), soft_wrap=True)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 STEER_EXAMPLE = "Example: klb-probe steer --probe outputs/probe/directions.safetensors --question lie --estimator logistic"
 STEER_FILES = ("steering.csv", "steering_prompts.csv", "steering.png", "generations.jsonl", "run.json")
 _GENERATED_PAIRS = 4
-_WIDTH = 140  # of the table: a narrower terminal breaks its lines, and hides no number
+_WIDTH = 140  # of what is printed into a pipe
 
 
 def steer(
@@ -84,11 +84,11 @@ def steer(
     check_folder(folder, overwrite=overwrite)
 
     import torch
-    from rich.console import Console
     from tqdm.auto import tqdm
 
     from klb_probe.cases.scenarios import eligibility_scenarios
     from klb_probe.cases.sources import load_cases
+    from klb_probe.console import page, print_tables
     from klb_probe.files import file_sha256
     from klb_probe.lens.contrast import TokenContrast, parse_pairs
     from klb_probe.models.load import load_model
@@ -114,8 +114,7 @@ def steer(
     ids = [loaded.chat.encode(scenario.system, scenario.user) for scenario in scenarios]
     labels = _labels(scenarios)
 
-    console = Console(width=None if Console().is_terminal else _WIDTH, highlight=False, markup=False)
-    wide = Console(width=max(console.width, _WIDTH), highlight=False, markup=False)
+    console = page(_WIDTH)
     named = f"{chosen.question} ({chosen.estimator}, {chosen.position}), layer {chosen.layer}"
     console.print(f"model      {loaded.name}, {loaded.n_layers} layers, {loaded.where}")
     console.print(f"direction  {named}; a dose of 1 is a norm of {float(chosen.norm):.3g}")
@@ -152,10 +151,10 @@ def steer(
     }
     _write(folder, summary, effects, replies, f"{loaded.name}: {named}", at, record)
     console.print()
-    wide.print(report.table(summary))
+    print_tables(console, report.table(summary))
     console.print(report.what_it_shows(summary, at))
     if replies is not None:
-        wide.print(_begin_table(replies))
+        print_tables(console, _begin_table(replies))
     console.print(report.does_not_show(at))
     written = [name for name in STEER_FILES if (folder / name).exists()]
     console.print(f"Files in {folder}: {', '.join(written)}", soft_wrap=True)

@@ -18,6 +18,11 @@ from klb_probe.paths import cache_dir
 log = logging.getLogger(__name__)
 
 
+def cached_folder(sha256: str) -> Path:
+    """Where the weights of a GGUF file of this content are kept, once they are dequantised."""
+    return cache_dir() / "gguf" / sha256[:24]
+
+
 def dequantised_folder(gguf: Path, expected_sha256: str | None = None) -> tuple[Path, str]:
     """The cached model folder of a GGUF file (made when absent) and the file's hash.
 
@@ -27,12 +32,12 @@ def dequantised_folder(gguf: Path, expected_sha256: str | None = None) -> tuple[
     sha256 = file_sha256(gguf)
     if expected_sha256 and sha256 != expected_sha256:
         raise KlbError(f"{gguf} has sha256 {sha256}, expected {expected_sha256}: reinstall the package that brought it")
-    root = cache_dir() / "gguf"
-    folder = root / sha256[:24]
+    folder = cached_folder(sha256)
+    root = folder.parent
     if folder.is_dir():
         return folder, sha256
     root.mkdir(parents=True, exist_ok=True)
-    with FileLock(root / f"{sha256[:24]}.lock"):
+    with FileLock(root / f"{folder.name}.lock"):
         if not folder.is_dir():
             size = gguf.stat().st_size / 1e9
             log.info("dequantising %s (%.1f GB) once into %s; later loads read that", gguf.name, size, folder)
