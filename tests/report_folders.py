@@ -52,7 +52,13 @@ def margin(one: dict, lens: str, layer: int) -> float:
     return (1.0 if owed else -1.0) - 3.0 * lied * (lens == "margin") * (layer == 2)
 
 
-def play_rounds(root: Path, n_samples: int = 4, n_cases: int = 8) -> Path:
+def play_rounds(
+    root: Path,
+    n_samples: int = 4,
+    n_cases: int = 8,
+    positions: tuple[str, ...] = ("before_reply", "gate", "reply_mean"),
+    lenses: tuple[str, ...] = LENSES,
+) -> Path:
     """A run with its signals inside; in the first round with a lie the customer writes HTML, and the judge quotes a claim."""
     made = planted_signals.rows(n_samples=n_samples, n_cases=n_cases)
     for one in made:
@@ -62,7 +68,7 @@ def play_rounds(root: Path, n_samples: int = 4, n_cases: int = 8) -> Path:
         one["agent_thoughts"], one["gate_raw"] = ["I say it.", "I say it again."], ['{"eligible": true}']
     first = next(one for one in made if planted_signals.lied(one))
     first["transcript"][0][1] = HOSTILE
-    frame = planted_signals.signals(made, margin, lenses=LENSES, noise=0.5, positions=("before_reply", "gate", "reply_mean"))
+    frame = planted_signals.signals(made, margin, lenses=lenses, noise=0.5, positions=positions)
     _, run = planted_signals.write(root, made, frame)
     inside = run / "signals"
     (root / "signals").rename(inside)
