@@ -191,6 +191,9 @@ def test_pairing(here):
     assert len(rounds) == 2 * 2 * 6
     assert rounds.loc[rounds["lied"], "condition"].unique().tolist() == ["emergent"]
     assert pairs.paired.counts["lies_owed"] == 6
+    assert set(pairs.frame["position"]) == set(names["MOMENTS"])
+    assert pairs.paired.rounds["trajectory"].nunique() == 4
+    assert "With 4 trajectories" in "".join(sections(notebook))
     table = pairs.auroc().set_index(["position", "lens"])
     assert table.loc[("reply_mean", "margin"), "words"] > 0.9  # "the words alone tell it"
     assert table.loc[("reply_mean", "margin"), "random_q95"] > 0.8  # "and from the reply on any direction does"

@@ -126,6 +126,19 @@ def test_margins_are_those_of_a_plain_forward_pass(model, turns, rows):
     assert {f"random {row}" for row in range(RANDOM_READOUTS)} <= set(table.index.get_level_values("lens"))
 
 
+def test_only_the_moments_asked_for_are_read(model, turns, rows):
+    lens = LogitLens.of(model, TokenContrast.of(model.chat))
+    mine = [turn for turn in turns if turn["round"] == 0]
+    asked = ("gate", "reply_last")
+    whole = pd.DataFrame(round_signals(model, [lens], mine, rows[0], TOOLS).rows)
+    some = pd.DataFrame(round_signals(model, [lens], mine, rows[0], TOOLS, positions=asked).rows)
+    whole = whole[whole["position"].isin(asked)].reset_index(drop=True)
+    assert set(some["position"]) == set(asked)
+    pd.testing.assert_frame_equal(some, whole, check_exact=False, atol=1e-4)
+    row = {**rows[0], "facts": {**rows[0]["facts"], "false_claim_quote": "words of nobody"}}
+    assert not round_signals(model, [lens], mine, row, TOOLS, positions=asked).unmapped
+
+
 def test_a_quote_that_stands_in_no_message_is_reported(model, turns, rows):
     lens = LogitLens.of(model, TokenContrast.of(model.chat))
     row = {**rows[0], "facts": {**rows[0]["facts"], "false_claim_quote": "words of nobody"}}

@@ -39,6 +39,11 @@ def public_condition(name: str) -> str:
     return _named("condition", name, PUBLIC_CONDITIONS)
 
 
+def our_condition(name: str) -> str:
+    """Our name of a condition of the public files; any other name as it is."""
+    return next((ours for ours, theirs in PUBLIC_CONDITIONS.items() if theirs == name), name)
+
+
 def public_trust(name: str) -> str:
     """The public files' name of one of our trust levels."""
     return _named("trust level", name, PUBLIC_TRUSTS)

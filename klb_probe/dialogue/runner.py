@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from klb_probe.cases.load import Domain
-from klb_probe.dialogue.constants import TAU, public_condition, public_trust
+from klb_probe.dialogue.constants import TAU, our_condition, public_condition, public_trust
 from klb_probe.dialogue.player import Part, Player, Reply, Request, UsageByPart
 from klb_probe.dialogue.round import Settings
 from klb_probe.dialogue.sidecar import drop_turns_without_rounds, packed, sidecar_path
@@ -90,7 +90,7 @@ class Run:
             "rounds": len(self.rows),
             "trajectories": len({trajectory_of(row) for row in self.rows}),
             "domains": ", ".join(names["domain"]),
-            "conditions": ", ".join(names["condition"]),
+            "conditions": ", ".join(map(our_condition, names["condition"])),
             "folder": self.folder,
         }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from klb_probe.progress import progress_bar
 from klb_probe.signals.replay import policy_of, replay_rounds
 from klb_probe.signals.rounds import prefixes_for, round_signals
 from klb_probe.signals.signals_file import Collected, SignalsSink
+from klb_probe.signals.spots import KINDS
 
 if TYPE_CHECKING:
     from klb_probe.dialogue.runner import Run
@@ -77,11 +78,12 @@ def read_rounds(
     tools: tuple[str, str],
     writer: SignalsSink,
     on_round: Callable[[Row], None] = lambda _: None,
+    positions: Collection[str] = KINDS,
 ) -> None:
-    """Read rounds one by one into a signals file."""
+    """Read rounds one by one into a signals file; only some kinds of moments, if they are named."""
     kept = prefixes_for(model)
     for row, turns in rounds:
-        writer.add(row, round_signals(model, lenses, turns, row, tools, kept))
+        writer.add(row, round_signals(model, lenses, turns, row, tools, kept, positions))
         on_round(row)
 
 
@@ -92,6 +94,7 @@ def round_margins(
     *,
     cases: str = OURS,
     replay: bool = False,
+    positions: Collection[str] = KINDS,
     progress: bool = True,
 ) -> pd.DataFrame:
     """Margins at the named moments of a run's rounds, as ``klb-probe rounds`` writes them, in memory.
@@ -102,6 +105,7 @@ def round_margins(
         run: A run's folder, or what ``run_dialogues`` gave.
         cases: Where the run's cases came from.
         replay: Rebuild the prompts from the transcripts instead of taking the stored token ids.
+        positions: Moments to read, all by default; see :mod:`klb_probe.signals.spots`. Fewer take less time.
         progress: Show a bar, in a terminal or a notebook.
 
     Returns:
@@ -117,6 +121,8 @@ def round_margins(
         >>> sorted(set(marks["position"]))
         ['action', 'before_reply', 'claim', 'gate', 'reply_last', 'reply_mean']
     """
+    if unknown := [name for name in positions if name not in KINDS]:
+        raise KlbError(f"unknown position {', '.join(unknown)}; known: {', '.join(KINDS)}")
     files = read_folder(Path(getattr(run, "folder", run)))
     domains = {one.policy.domain: one for one in load_cases(cases, [file.run_meta["domain"] for file in files])}
     lenses: list[Lens] = [lens, LogitLens.of(model, lens.contrast)] if isinstance(lens, MarginLens) else [lens]
@@ -127,7 +133,7 @@ def round_margins(
             if not replay:
                 check_same_model(file, model)
             found = replayed_rounds(file, domain, model, collected) if replay else sidecar_rounds(file)
-            read_rounds(model, lenses, found, closing_tools(domain), collected, lambda _: bar.update())
+            read_rounds(model, lenses, found, closing_tools(domain), collected, lambda _: bar.update(), positions)
     policies = {policy_of(file.run_meta, model) for file in files} if replay else {"on"}
     frame = pd.DataFrame(collected.lines)
     frame.attrs["model"] = model.identity

@@ -7,7 +7,7 @@ kept: what is in memory at once is one turn's readouts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from klb_probe.dialogue.prefixes import KeptPrefixes
 from klb_probe.lens.margin import Lens
 from klb_probe.models.key_values import KeyValues
 from klb_probe.models.residual_model import ResidualModel
-from klb_probe.signals.spots import Spot, Unmapped, spots_of_round, unplaced_claim
+from klb_probe.signals.spots import KINDS, Spot, Unmapped, spots_of_round, unplaced_claim
 
 _KEPT_TOKENS = 32_768
 RANDOM_READOUTS = 8  # of the first lens, read beside it: what any direction of the same residuals gives
@@ -45,6 +45,7 @@ def round_signals(
     row: Mapping[str, Any],
     closing_tools: Iterable[str],
     kept: KeptPrefixes | None = None,
+    positions: Collection[str] = KINDS,
 ) -> RoundSignals:
     """Read every moment of one round.
 
@@ -55,17 +56,18 @@ def round_signals(
         row: The round's row.
         closing_tools: Names of the tools that close a case.
         kept: What was read before, to go on from; see :func:`prefixes_for`.
+        positions: Kinds of moments; a turn without any of them is not read.
     """
     kept = prefixes_for(model) if kept is None else kept
     rows: list[dict[str, Any]] = []
     unmapped: list[Unmapped] = []
     for turn, spots, missing in spots_of_round(turns, row, closing_tools, model.tokenizer):
         unmapped += missing
-        if spots:
-            rows += _read_turn(model, lenses, turn, spots, kept)
+        if wanted := [spot for spot in spots if spot.kind in positions]:
+            rows += _read_turn(model, lenses, turn, wanted, kept)
     if (claim := unplaced_claim(row, turns)) is not None:
         unmapped.append(claim)
-    return RoundSignals(rows, unmapped)
+    return RoundSignals(rows, [one for one in unmapped if one.kind in positions])
 
 
 def prefixes_for(model: ResidualModel) -> KeptPrefixes | None:
