@@ -13,7 +13,6 @@ from klb_probe.options import Backend, Device, Dtype, Hooks, Model, Quantise, Re
 
 lens_app = typer.Typer(
     no_args_is_help=True,
-    rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Check a lens file against a model, or score what it reads.",
 )

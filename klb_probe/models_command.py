@@ -11,7 +11,6 @@ from klb_probe.options import Device, Dtype, Hooks, Quantise, Revision
 
 models_app = typer.Typer(
     no_args_is_help=True,
-    rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Models: what is found in them, how they are spoken to, what they need.",
 )

@@ -93,8 +93,8 @@ def write_view(
     from klb_probe.signals.whole_view import logit_lens_logits, top_tokens, view_prompt
 
     full = _full_lens(model, lens)
-    readers = {"logit": LogitLens.of(model, contrast).margin}
-    vocabularies = {"logit": logit_lens_logits(model)}
+    readers: dict[str, Any] = {"logit": LogitLens.of(model, contrast).margin}
+    vocabularies: dict[str, Any] = {"logit": logit_lens_logits(model)}
     if full:
         readers = {full.name: lambda h, layer: full.margin(model, contrast, h, layer)} | readers
         vocabularies = {full.name: lambda h, layer: full.logits(model, h, layer)} | vocabularies
@@ -155,7 +155,7 @@ def _full_lens(model: ResidualModel, lens: Any) -> JacobianLens | None:
 
 def _readable_layers(model: ResidualModel, lens: Any) -> list[int]:
     """Layers a lens can read: those it was fitted for, and from its target layer on, where it is the identity."""
-    about = getattr(lens, "metadata", None) if lens.name == "margin" else lens
+    about: Any = getattr(lens, "metadata", None) if lens.name == "margin" else lens
     if not hasattr(about, "source_layers"):
         return list(range(model.n_layers))
     return sorted({*about.source_layers, *range(about.target_layer, model.n_layers)})

@@ -75,7 +75,7 @@ def read_rounds(
     rounds: Iterator[tuple[Row, Turns]],
     tools: tuple[str, str],
     writer: SignalsSink,
-    on_round: Callable[[Row], None] = lambda _: None,
+    on_round: Callable[[Row], object] = lambda _: None,
 ) -> None:
     """Read rounds one by one into a signals file."""
     kept = prefixes_for(model)
@@ -99,7 +99,7 @@ def round_margins(
     Returns:
         The columns of signals.parquet; ``attrs["unmapped"]`` lists the moments that could not be found.
     """
-    files = read_folder(Path(getattr(run, "folder", run)))
+    files = read_folder(Path(run if isinstance(run, (str, Path)) else run.folder))
     domains = {one.policy.domain: one for one in load_cases(cases, [file.run_meta["domain"] for file in files])}
     lenses: list[Lens] = [lens, LogitLens.of(model, lens.contrast)] if isinstance(lens, MarginLens) else [lens]
     collected = Collected()

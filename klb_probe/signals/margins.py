@@ -129,9 +129,10 @@ class Margins:
             plain, reverse = found["plain"], found["reversed"]
             same = ["scenario", "framing", "paraphrase"]
             order = plain.labels[same].merge(reverse.labels[same].reset_index(), on=same, validate="one_to_one")["index"]
-            yield _View(
-                "both", plain.labels, *((getattr(plain, name) - getattr(reverse, name)[order]) / 2 for name in _View.arrays), 1
+            margins, random, own = (
+                (getattr(plain, name) - getattr(reverse, name)[order]) / 2 for name in ("margins", "random", "own")
             )
+            yield _View("both", plain.labels, margins, random, own, 1)
 
     def _view_tables(self, view: _View, seed: int) -> Iterator[pd.DataFrame]:
         entitled, framing = (view.labels[name].to_numpy() for name in ("entitled", "framing"))
@@ -267,7 +268,7 @@ def eligibility_margins(
     cases: str = OURS,
     root: Path | None = None,
     batch_size: int = 8,
-    on_batch: Callable[[int], None] = lambda _: None,
+    on_batch: Callable[[int], object] = lambda _: None,
 ) -> Margins:
     """Margins of every eligibility scenario of the domains (all by default) under the framings.
 
