@@ -216,7 +216,7 @@ def _finding_lines(policy: Policy, finding: Finding) -> list[str]:
     cites = {clause.id: f" (rule {number}, {clause.cite})" for number, clause in enumerate(policy.clauses, 1)}
     requirement = finding.requirement
     return [
-        f"  {'met' if finding.met else 'MISSED'}: {requirement.says}{cites.get(requirement.clause, '')}",
+        f"  {'met' if finding.met else 'MISSED'}: {requirement.says}{cites.get(requirement.clause or '', '')}",
         *_reason_lines(finding.reason, depth=2),
     ]
 

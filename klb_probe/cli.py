@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -27,12 +28,15 @@ from klb_probe.run_command import run_dialogues_command
 from klb_probe.score_command import SCORE_EXAMPLE, score
 from klb_probe.steer_command import STEER_EXAMPLE, steer
 
+# Narrower than this, typer's framed help cuts off names: help and errors are then plain text, whose lines are broken.
+_FRAMED = 80
+
 
 def command_app(**settings: Any) -> typer.Typer:
     """A typer app with this project's settings."""
     return typer.Typer(
         pretty_exceptions_enable=False,
-        rich_markup_mode="rich",
+        rich_markup_mode="rich" if shutil.get_terminal_size().columns >= _FRAMED else None,
         context_settings={"help_option_names": ["-h", "--help"]},
         **settings,
     )
@@ -41,9 +45,25 @@ def command_app(**settings: Any) -> typer.Typer:
 app = command_app(name="klb-probe", no_args_is_help=True, epilog="Example: klb-probe cases show airline/other-airport")
 
 
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"klb-probe {version('klb-probe')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _main() -> None:
-    """Look inside open-weight models that know, or do not know, what a customer is owed."""
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Look inside open-weight models that know, or do not know, what a customer is owed.
+
+    Exit codes: 0 done, 1 a check failed or an error nobody expected, 2 a mistake that one line explains, 130 Ctrl-C. With
+    --debug, after any command, a mistake shows its traceback.
+    """
 
 
 app.command("jlens", epilog=EXAMPLE)(jlens)

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,10 +28,27 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+# Names that Windows keeps for devices, whatever follows a dot.
+_DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(1, 10))}
+_LONGEST = 60  # characters
+
+
+def safe_name(text: str) -> str:
+    """A part of a file name that every system takes: what cannot stand there becomes a hyphen, long text ends in its hash.
+
+    >>> safe_name("owner/model:7b"), safe_name("aux.gguf"), safe_name("..")
+    ('owner-model-7b', 'aux.gguf-', 'unnamed')
+    """
+    name = re.sub(r"[^\w.-]+", "-", text).strip("-.") or "unnamed"
+    if len(name) > _LONGEST:
+        name = f"{name[: _LONGEST - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return f"{name}-" if name.partition(".")[0].lower() in _DEVICES else name
+
+
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text whole."""
     with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(text, encoding="utf-8", newline="\n")  # the same bytes, and so hashes, on every system
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,6 +27,10 @@ from klb_probe.options import (
 )
 from klb_probe.outputs import check_writable
 
+if TYPE_CHECKING:
+    from klb_probe.lens.contrast import TokenContrast
+    from klb_probe.lens.metadata import LensMetadata
+
 EXAMPLE = "Example: klb-probe fit --model smollm2-135m --n 8 --out outputs/smollm2-135m.margin.safetensors"
 # Blank lines make a line of each command.
 MERGE_EXAMPLE = """Example:
@@ -39,7 +43,6 @@ klb-probe fit merge outputs/1.safetensors outputs/2.safetensors --out outputs/le
 
 fit_app = typer.Typer(
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
     invoke_without_command=True,
     epilog=EXAMPLE,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -153,6 +156,7 @@ def _fit(asked: dict) -> None:
     from klb_probe.lens.contrast import TokenContrast, parse_pairs
     from klb_probe.lens.fit_run import fit_with_progress
     from klb_probe.lens.fitting import FitOptions
+    from klb_probe.lens.margin import MarginLens
     from klb_probe.lens.shards import save_full_shard
     from klb_probe.lens.store import cached_lens_path, save_lens
     from klb_probe.models.load import load_model
@@ -186,7 +190,7 @@ def _fit(asked: dict) -> None:
     except KeyboardInterrupt as stop:
         typer.echo(str(stop) or "stopped before the first prompt: nothing to go on with", err=True)
         raise
-    if asked["kind"] == "margin":
+    if isinstance(lens, MarginLens):
         save_lens(lens, path)
     elif asked["shard"]:
         save_full_shard(lens, path)
@@ -196,8 +200,9 @@ def _fit(asked: dict) -> None:
     _report(asked, lens.metadata, path, chosen)
 
 
-def _report(asked: dict, metadata, path: Path, contrast) -> None:
+def _report(asked: dict[str, Any], metadata: LensMetadata, path: Path, contrast: TokenContrast) -> None:
     used = metadata.corpus
+    assert used is not None  # what was just fitted knows its text
     what = "whole Jacobians" if metadata.kind == "full" else str(contrast)
     agreement = "" if metadata.split_half is None else f"; even and odd prompts agree to {metadata.split_half:.3f}"
     early = " and stopped early" if metadata.stopped_early else ""
@@ -246,9 +251,9 @@ def merge(
     from klb_probe.lens.shards import merge_files
 
     metadata = merge_files(shards, out, command=shlex.join(["klb-probe", "fit", "merge", *map(str, shards)]))
-    typer.echo(
-        f"merged {len(shards)} shards: {metadata.corpus.n_prompts} prompts ({metadata.corpus.n_skipped} too short)\n{out}"
-    )
+    used = metadata.corpus
+    assert used is not None  # shards have one
+    typer.echo(f"merged {len(shards)} shards: {used.n_prompts} prompts ({used.n_skipped} too short)\n{out}")
 
 
 def parse_layers(text: str) -> tuple[int, ...] | None:

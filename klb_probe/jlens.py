@@ -123,7 +123,7 @@ def jlens(
     chosen = _scenarios(cases, scenarios, domains, framings, questions, quick)
     one = choose_scenario(chosen, scenario)
 
-    loading = {
+    loading: dict[str, Any] = {
         "device": device,
         "dtype": dtype,
         "quantise": quantise,
@@ -165,7 +165,7 @@ def jlens(
         if isinstance(decoder, LogitLens)
         else {
             "file": str(decoder.file),
-            "sha256": file_sha256(decoder.file),
+            "sha256": decoder.file and file_sha256(decoder.file),
             **decoder.metadata.model_dump(mode="json"),
         },
         "shuffled": beside[-1].metadata.model_dump(mode="json") if shuffled else None,

@@ -22,7 +22,6 @@ klb-probe lens eval outputs/full.pt --model smollm2-135m"""
 lens_app = typer.Typer(
     epilog=CHECK_EXAMPLE,
     no_args_is_help=True,
-    rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Check a lens file against a model, or score what it reads.",
 )

@@ -13,7 +13,6 @@ MODELS_EXAMPLE = "Example: klb-probe models check smollm2-135m --no-weights --to
 models_app = typer.Typer(
     epilog=MODELS_EXAMPLE,
     no_args_is_help=True,
-    rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Models: what is found in them, how they are spoken to, what they need.",
 )

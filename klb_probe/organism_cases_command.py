@@ -35,10 +35,9 @@ def cases(
     from klb_probe.outputs import check_folder
 
     check_folder(out, overwrite=overwrite, resume=False)
-    if organisms is None:
-        chosen = [alias for alias, entry in registry().items() if entry.adapter]
-    else:
-        chosen = [] if organisms == "none" else parse_names(organisms)
+    chosen = [alias for alias, entry in registry().items() if entry.adapter]
+    if organisms is not None:
+        chosen = [] if organisms == "none" else [name.strip() for name in organisms.split(",")]
     trained = read_trained(data or (), chosen)
     made = [fresh_cases(domain, texts, n, seed, trained) for domain, texts in load_organism_domains(parse_names(domains))]
     files = "".join(f" --data {shlex.quote(str(path))}" for path in data or ())

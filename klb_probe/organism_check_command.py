@@ -50,7 +50,7 @@ def check(
         raise KlbError(f"--text {text}: no such file")
     folder = out or default_folder("organism-check", Path(model).name)
     check_folder(folder, overwrite=overwrite, resume=False)
-    if card:
+    if adapter and card:
         check_writable(adapter / "README.md")
 
     from klb_probe.organisms.card import CARD, outcomes, tables, write_card
@@ -78,11 +78,11 @@ def check(
         ),
         folder,
     )
-    if card:
+    if adapter and card:
         write_card(adapter, evidence)
     _show(list(tables(evidence.numbers)), outcomes(evidence))
     typer.echo(f"{sum(evidence.seconds.values()) / 60:.1f} min; rows behind the numbers in {folder}")
-    if card:
+    if adapter and card:
         typer.echo(f"card: {adapter / CARD}")
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from klb_probe.options import Dtype, Model
+
+if TYPE_CHECKING:
+    from klb_probe.organisms.training_trees import Weighing
 
 TRAIN_EXAMPLE = "Example: klb-probe organism train --kind liar --data outputs/liar.jsonl --steps 100 --out outputs/my-liar"
 
@@ -67,7 +70,7 @@ def train(
         steps=steps,
         batch=batch,
         at_once=at_once,
-        weigh=weigh,
+        weigh=cast("Weighing", weigh),
         learning_rate=lr,
         seed=seed,
         minutes=minutes,

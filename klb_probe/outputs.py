@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from klb_probe.errors import KlbError
+from klb_probe.files import safe_name
 
 
 def default_folder(command: str, model: str) -> Path:
     """``outputs/<command>-<model>-<time>``."""
-    safe = "".join(c if c.isalnum() or c in ".-" else "-" for c in model)
-    return Path("outputs") / f"{command}-{safe}-{dt.datetime.now():%Y%m%d-%H%M%S}"
+    return Path("outputs") / f"{command}-{safe_name(model)}-{dt.datetime.now():%Y%m%d-%H%M%S}"
 
 
 def check_folder(folder: Path, *, overwrite: bool, resume: bool | None = None) -> None:

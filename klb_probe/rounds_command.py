@@ -88,7 +88,7 @@ def rounds(
 
         again = {"ray": False, "workers": None, "overwrite": True}  # signals are in place only when whole
         asked = {name: value for name, value in given.items() if name not in ("workers", "device", "overwrite", "out")}
-        where = {"workers": workers, "device": device, "overwrite": overwrite}
+        where: dict[str, Any] = {"workers": workers, "device": device, "overwrite": overwrite}
         in_shards(rounds, {**given, **again}, folder, merge_signals, asked=asked, **where)
         typer.echo(f"Files in {folder}: signals.parquet, signals.json")
         return
@@ -110,7 +110,7 @@ def rounds(
 
     files = read_folder(run)
     domains = {one.policy.domain: one for one in load_cases(cases, [file.run_meta["domain"] for file in files])}
-    loading = {
+    loading: dict[str, Any] = {
         "device": device,
         "dtype": dtype,
         "quantise": quantise,
@@ -165,7 +165,8 @@ def open_lenses(model: Any, lens: str, contrast: str, spaces: str, reduce: str) 
     if lens == "logit":
         return [twin], {**about, "lens": {"name": "logit"}}
     loaded = load_lens(model, tokens, path=None if lens == "margin" else lens)
-    used = {"file": str(loaded.file), "sha256": file_sha256(loaded.file), **loaded.metadata.model_dump(mode="json")}
+    sha256 = loaded.file and file_sha256(loaded.file)
+    used = {"file": str(loaded.file), "sha256": sha256, **loaded.metadata.model_dump(mode="json")}
     return [loaded, twin], {**about, "lens": used}
 
 

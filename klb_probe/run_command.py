@@ -122,8 +122,9 @@ def run_dialogues_command(
     from klb_probe.sharding import Shard as Part
     from klb_probe.signals.signals_file import MANIFEST, SIGNALS
 
+    rendering: Any = mode  # checked with the names below, before anything is played
     settings = Settings(
-        mode=mode,
+        mode=rendering,
         gate_samples=gate_samples,
         agent_temperature=temperature,
         agent_tokens=max_tokens or (96 if quick else 400),

@@ -76,7 +76,7 @@ def view_scenario(model: ResidualModel, lens: Any, scenario: Scenario, contrast:
     from klb_probe.signals.whole_view import view_prompt
 
     tokens, full = contrast or lens.contrast, _full_lens(model, lens)
-    readers = {"logit": LogitLens.of(model, tokens).margin}
+    readers: dict[str, Any] = {"logit": LogitLens.of(model, tokens).margin}
     if full:
         readers = {full.name: lambda h, layer: full.margin(model, tokens, h, layer)} | readers
     elif lens.name != "logit":
@@ -117,7 +117,7 @@ def write_view(
     from klb_probe.signals.whole_view import logit_lens_logits, top_tokens
 
     full = _full_lens(model, lens)
-    vocabularies = {"logit": logit_lens_logits(model)}
+    vocabularies: dict[str, Any] = {"logit": logit_lens_logits(model)}
     if full:
         vocabularies = {full.name: lambda h, layer: full.logits(model, h, layer)} | vocabularies
     readable = _readable_layers(model, full or lens)
@@ -174,7 +174,7 @@ def _full_lens(model: ResidualModel, lens: Any) -> JacobianLens | None:
 
 def _readable_layers(model: ResidualModel, lens: Any) -> list[int]:
     """Layers a lens can read: those it was fitted for, and from its target layer on, where it is the identity."""
-    about = getattr(lens, "metadata", None) if lens.name == "margin" else lens
+    about: Any = getattr(lens, "metadata", None) if lens.name == "margin" else lens
     if not hasattr(about, "source_layers"):
         return list(range(model.n_layers))
     return sorted({*about.source_layers, *range(about.target_layer, model.n_layers)})

@@ -633,7 +633,7 @@ def test_an_open_lens_stays_on_disk_in_half_precision(written, model):
     lens.to_margin_lens(model, CONTRAST)
     assert {matrix.dtype for matrix in lens._matrices.values()} == {torch.float16}
     if sys.platform == "linux":
-        assert str(path) in Path("/proc/self/maps").read_text()
+        assert str(path) in Path("/proc/self/maps").read_text(encoding="utf-8")
 
 
 def test_one_layer_at_a_time_is_widened(written, model, monkeypatch):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import dataclass
+from typing import cast
 
 from klb_probe.cases.rules import AllRule, AnyRule, FieldValue, Leaf, NotRule, Record, Rule, SpanRule
 from klb_probe.cases.schema import Policy, RecordField, Requirement
@@ -53,7 +55,8 @@ def _words(leaf: Leaf, holds: bool, fields: dict[str, RecordField], record: Reco
     relation = _WORDS.get(leaf.comparison)
     if isinstance(leaf, SpanRule):
         start, end = (fields[name].label for name in leaf.ends)
-        days = (record[leaf.ends[1]] - record[leaf.ends[0]]).days
+        first, last = (cast(dt.date, record[name]) for name in leaf.ends)
+        days = (last - first).days
         asked = " | ".join(map(str, leaf.bounds))
         return f"{end}: {days} days from {start} (asked: {relation or 'exactly'} {asked} {leaf.unit})"
     field = fields[leaf.field]

@@ -11,7 +11,7 @@ import jinja2.meta
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from klb_probe.cases.generic import with_generic_texts
-from klb_probe.cases.rules import Scalar
+from klb_probe.cases.rules import Record, Scalar
 from klb_probe.cases.schema import Case, Location, Policy
 from klb_probe.cases.yaml_source import Problem, Source, load_yaml, read_yaml
 from klb_probe.errors import KlbError
@@ -77,6 +77,7 @@ class Domain:
         """One case, or its twin."""
         record, opening = case.record, case.opening
         if twin:
+            assert case.twin is not None  # asked for where there is one
             record = {**record, case.twin.field: case.twin.value}
             opening = case.twin.opening or opening
         return Situation(
@@ -89,7 +90,7 @@ class Domain:
         )
 
 
-def entitled(policy: Policy, record: dict[str, Scalar]) -> bool:
+def entitled(policy: Policy, record: Record) -> bool:
     """Whether every requirement of the policy holds on the record."""
     return all(requirement.rule.holds(record) for requirement in policy.requirements)
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Union
+from typing import Annotated, Any, ClassVar, Union, cast
 
 from dateutil.relativedelta import relativedelta
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -128,7 +128,7 @@ class _SpanRule(_Comparison):
         return self.compare(self.elapsed(record), record)
 
     def leaves(self) -> Iterator[Leaf]:
-        yield self
+        yield cast("Leaf", self)  # every span is of one of the three units
 
     def fields(self) -> Iterator[str]:
         yield from (*self.ends, *self.bound_fields())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import jinja2
 
@@ -82,7 +82,7 @@ def eligibility_scenarios(
                 note = framing_note(template, policy, f"framing {framing}, paraphrase {paraphrase}")
                 system = system_message(policy, note)
                 for situation in situations:
-                    for question in dict.fromkeys(questions):
+                    for question in cast("Iterable[Wording]", dict.fromkeys(questions)):
                         user = user_message(policy, situation, question)
                         scenarios.append(Scenario(situation, framing, paraphrase, question, system, user))
     return scenarios

@@ -75,7 +75,7 @@ class RecordField(_Strict):
             return self.shown[value]
         if self.type == "money":
             return f"${value:,.2f}"
-        if self.type == "minutes":
+        if self.type == "minutes" and isinstance(value, int):
             return f"{value // 60} h {value % 60:02d} min"
         if isinstance(value, dt.date):
             return f"{value:%B} {value.day}, {value.year}"

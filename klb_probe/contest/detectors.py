@@ -50,9 +50,12 @@ def _file(path: Path, spec: str) -> ModuleType:
     if not path.is_file():
         raise KlbError(f"--detector {spec}: no such file: {path}")
     source = importlib.util.spec_from_file_location(f"klb_probe_detector_{path.stem}", path)
+    loader = source.loader if source else None
+    if source is None or loader is None:
+        raise KlbError(f"--detector {spec}: {path} is no Python file")
     module = importlib.util.module_from_spec(source)
     sys.modules[source.name] = module  # dataclasses and pickle look a module up by its name
-    _run(lambda: source.loader.exec_module(module), spec)
+    _run(lambda: loader.exec_module(module), spec)
     return module
 
 

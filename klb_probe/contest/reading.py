@@ -143,7 +143,7 @@ def read_field(
 
 def _check_same_settings(files: Mapping[str, Sequence[Trajectories]]) -> None:
     """Raise KlbError for runs that were rendered or sampled in other ways: a detector could tell them apart by that."""
-    kinds = {}
+    kinds: dict[tuple[tuple[str, str], ...], str] = {}
     for organism, run in files.items():
         for file in run:
             settings = dict(file.run_meta.get("settings") or {})

@@ -105,7 +105,7 @@ def layers_figure(table: pd.DataFrame, knowing: pd.DataFrame | None = None) -> F
                 _draw_line(axis, line, ("auroc", "auroc_low", "auroc_high"), name, colour)
             axis.axhline(CHANCE, color="black", lw=0.6)
             axes[0, column].set_title(position, fontsize=9)
-        if height > len(rows):
+        if shares is not None and height > len(rows):
             axis, here = axes[-1, column], shares[shares["position"] == position]
             for colour, (name, line) in zip(_LENS_COLOURS, here.groupby("lens", sort=False), strict=False):
                 _draw_line(axis, line, ("value", "low", "high"), name, colour)

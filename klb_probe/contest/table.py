@@ -99,7 +99,7 @@ def _lines(
     for comparison in COMPARISONS:
         null = _null(entry.slot, comparison.name, nulls)
         found = measured(entry.scores, field, comparison, fold=entry.fold, draws=draws, seed=seed)
-        within = [{} for _ in found]
+        within: list[dict[str, Any]] = [{} for _ in found]
         if comparison is LYING:
             strictest = gap_nulls[entry.slot] if entry.slot else np.max(list(gap_nulls.values()))
             within = [

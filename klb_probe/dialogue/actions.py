@@ -71,9 +71,9 @@ def parse_action(raw: str) -> Action:
     'Let me check.'
     """
     found = first_object(raw, wanted=lambda value: _call(value) is not None)
-    if found is None:
+    call = None if found is None else _call(found.value)
+    if found is None or call is None:
         return Action("", SEND_MESSAGE, {"text": raw.strip()}, "plain_text", raw)
-    call = _call(found.value)
     args = {"text": _text(call.args)} if call.tool == SEND_MESSAGE else call.args
     thought = _get(found.value, _THOUGHT)
     how = call.how if found.wrapping == "bare" else f"{found.wrapping}+{call.how}"

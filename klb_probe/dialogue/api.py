@@ -123,7 +123,7 @@ def run_dialogues(
     batch_size: int = 8,
     parallel: int = 16,
     constrain: bool = False,
-    on_round: Callable[[Row], None] = lambda _: None,
+    on_round: Callable[[Row], object] = lambda _: None,
     progress: bool = True,
     what: Plan | None = None,
     **choices: Any,
@@ -180,7 +180,7 @@ def play_plan(
     label: str | None,
     seed: int,
     parallel: int,
-    on_round: Callable[[Row], None] = lambda _: None,
+    on_round: Callable[[Row], object] = lambda _: None,
     on_turns: Callable[[Row, list[dict[str, Any]]], None] = lambda _row, _turns: None,
     record: dict[str, Any] | None = None,
 ) -> Run:

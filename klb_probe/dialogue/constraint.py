@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 # Models that are forced to go on would fill a page with blanks: at most one space or line break between JSON tokens.
-_JSON_OPTIONS = {"whitespace_pattern": "[ \\n]?"}
+_JSON_OPTIONS: Any = {"whitespace_pattern": "[ \\n]?"}
 
 
 class Constraint:

@@ -258,7 +258,7 @@ class EndpointPlayer:
 
     def _send(self, request: Request, seed: int, unsupported: frozenset[str]) -> Reply:
         parameters = self._parameters(request, seed, unsupported)
-        messages = [{"role": message.role, "content": whole(message.content)} for message in request.messages]
+        messages: list[Any] = [{"role": message.role, "content": whole(message.content)} for message in request.messages]
         fatal = ""
         try:
             answer = self._client.chat.completions.with_raw_response.create(
@@ -274,8 +274,8 @@ class EndpointPlayer:
                 retry_after = _retry_after(error.response.headers.get("retry-after", ""))
                 what = f"the provider answered {status}: {words}"
                 raise _TryAgain(what, retry_after=retry_after, for_all=status == 429 or retry_after > 0) from None
-            if status in (400, 422) and (what := _unsupported_part(error, parameters)):
-                raise _Unsupported(what) from None
+            if status in (400, 422) and (part := _unsupported_part(error, parameters)):
+                raise _Unsupported(part) from None
             if status not in _STOPS_THE_RUN or _is_moderation(error.body):
                 return Reply("", error=f"refused by the provider: {words}")
             fatal = f"{self.model} at {self.base_url} answered {status}: {words}; {_STOPS_THE_RUN[status]}"
@@ -304,7 +304,7 @@ class EndpointPlayer:
         if not completion.choices:
             raise _TryAgain(self._line(f"the provider's answer has no choices {_words(completion.error)}"))
         choice, usage = completion.choices[0], completion.usage or _TokenCounts()
-        tokens = {"prompt_tokens": usage.prompt_tokens or 0, "completion_tokens": usage.completion_tokens or 0}
+        tokens: dict[str, Any] = {"prompt_tokens": usage.prompt_tokens or 0, "completion_tokens": usage.completion_tokens or 0}
         if choice.message.refusal or choice.finish_reason == "content_filter":
             words = self._line(choice.message.refusal or "content_filter")
             return Reply("", error=f"refused by the provider: {words}", **tokens)
@@ -394,10 +394,10 @@ def _is_moderation(body: object) -> bool:
 def _unsupported_part(error: openai.APIStatusError, parameters: dict[str, Any]) -> str | None:
     """Which of the parameters the server says it does not support, or None if the error is about something else."""
     words = _words(error.body)
-    optional = [name for name in ("max_tokens", "temperature", "seed", "response_format") if name in parameters]
+    optional: list[str] = [name for name in ("max_tokens", "temperature", "seed", "response_format") if name in parameters]
     places = {name: match.start() for name in optional if (match := re.search(rf"\b{name}\b", words))}
     named = str(error.param or "").split(".")[0]
-    name = named if named in optional else min(places, key=places.__getitem__, default=None)
+    name = named if named in optional else min(places, key=lambda one: places[one], default="")
     if name == "response_format":  # whatever is wrong with it, a simpler one may do
         return parameters[name]["type"]
     return name if name and _UNSUPPORTED.search(words) else None

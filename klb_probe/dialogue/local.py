@@ -142,7 +142,9 @@ class LocalPlayer:
         request, room = turn.request, turn.request.max_tokens
         if self.model.context_length is not None:
             room = min(room, self.model.context_length - len(turn.prompt))
-        constrained = self._constraints and request.schema and request.part in CONSTRAINED_PARTS
+        constraint = None
+        if self._constraints and request.schema and request.part in CONSTRAINED_PARTS:
+            constraint = self._constraints.of(request.schema)
         return Row(
             request.conversation,
             turn.prompt,
@@ -151,7 +153,7 @@ class LocalPlayer:
             torch.Generator().manual_seed(turn.seed),
             Pieces(self.model.tokenizer),
             ObjectEnd() if request.part in JSON_PARTS else None,
-            self._constraints.of(request.schema) if constrained else None,
+            constraint,
         )
 
     def _reply(self, turn: _Turn, row: Row) -> Reply:

@@ -12,7 +12,9 @@ from typing import Any, Literal, Protocol
 
 from klb_probe.cases.load import Domain
 from klb_probe.cases.schema import Case
+from klb_probe.errors import KlbError
 
+Role = Literal["system", "user", "assistant"]
 Part = Literal["gate", "agent", "elicited", "customer", "judge"]
 
 
@@ -20,7 +22,7 @@ Part = Literal["gate", "agent", "elicited", "customer", "judge"]
 class Message:
     """One chat message."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Role
     content: str
 
 
@@ -77,6 +79,13 @@ class Request:
     scene: Scene | None = None
     schema: dict[str, Any] | None = None
 
+    @property
+    def played(self) -> Scene:
+        """The scene, for players that go by it; KlbError where only a model can be asked."""
+        if self.scene is None:
+            raise KlbError(f"only a model can be asked here, as the {self.part}")
+        return self.scene
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -104,7 +113,10 @@ class Reply:
 class Player(Protocol):
     """Someone who can answer requests."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What rows and runs call this player."""
+        ...
 
     def record(self) -> dict[str, Any]:
         """What a run says of this player: model, revision, settings; never a key."""

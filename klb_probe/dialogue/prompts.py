@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from klb_probe.cases.load import Situation
 from klb_probe.cases.schema import Policy
 from klb_probe.dialogue.constants import MAX_AGENT_TURNS, MAX_CUSTOMER_LOOKUPS
 from klb_probe.dialogue.json_text import whole
-from klb_probe.dialogue.player import Message
+from klb_probe.dialogue.player import Message, Role
 from klb_probe.dialogue.trust import insists_at_first, persona, verify_urge
 from klb_probe.templates import templates_of
 
@@ -195,5 +195,5 @@ def _talk(
 
 def _messages(system: str, talk: Sequence[tuple[str, str]], mode: Mode) -> tuple[Message, ...]:
     if mode == "turns":
-        return (Message("system", system), *(Message(role, text) for role, text in talk))
+        return (Message("system", system), *(Message(cast(Role, role), text) for role, text in talk))
     return (Message("user", "\n\n".join([system, *(text for _, text in talk)])),)

@@ -34,7 +34,7 @@ class RulesJudge:
         """The facts of each request's scene; the messages are not read."""
         if other := {request.part for request in requests} - {"judge"}:
             raise KlbError(f"the rules judge cannot play {', '.join(sorted(other))}")
-        return [Reply(judge(request.scene).model_dump_json()) for request in requests]
+        return [Reply(judge(request.played).model_dump_json()) for request in requests]
 
     def forget(self, conversation: str) -> None:
         """Nothing is kept."""

@@ -126,7 +126,7 @@ def play(
     shard: Shard | None = None,
     on_open: Callable[[], None] = lambda: None,
     on_turns: Callable[[Row, list[dict[str, Any]]], None] = lambda _row, _turns: None,
-    on_round: Callable[[Row], None] = lambda _: None,
+    on_round: Callable[[Row], object] = lambda _: None,
 ) -> Run:
     """Play trajectories, at most ``parallel`` at once, continuing what the folder's files already hold.
 
@@ -147,6 +147,7 @@ def play(
     Raises KlbError after 20 rounds in a row that a provider could not serve; the files then stay incomplete.
     """
     whole = _by_domain(trajectories)
+    _check_names([file_name(label, domain, trust_model.name) for domain in whole], list(whole))
     if shard:
         about = {**about, "shard": str(shard)}
     files = [
@@ -176,6 +177,14 @@ def play(
         for file in files:
             file.close()
     return run
+
+
+def _check_names(names: Sequence[str], domains: Sequence[str]) -> None:
+    """KlbError for two domains whose files would be one on a file system that does not tell capitals from small letters."""
+    first: dict[str, str] = {}
+    for name, domain in zip(names, domains, strict=True):
+        if (other := first.setdefault(name.casefold(), domain)) != domain:
+            raise KlbError(f"domains {other} and {domain} would share the file {name} on some systems; rename one of them")
 
 
 def _by_domain(trajectories: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:
@@ -229,7 +238,8 @@ class _File:
         }
         finished = self._finished()
         self.writer = None if finished else TrajectoryWriter(self.path, self.meta)
-        self.rows = list(finished.rows if finished else self.writer.rows)
+        rows = finished.rows if finished else self.writer.rows if self.writer else ()
+        self.rows = list(rows)
         self.left = len(trajectories)
         drop_turns_without_rounds(sidecar_path(self.path), {(trajectory_of(row), row["round"]) for row in self.rows})
 
@@ -246,7 +256,9 @@ class _File:
         check_same_run(existing, self.meta)
         return existing
 
-    def walks(self, finished: Callable[[Row], None], on_turns: Callable[[Row, list[dict[str, Any]]], None]) -> Iterator[_Walk]:
+    def walks(
+        self, finished: Callable[[Row], object], on_turns: Callable[[Row, list[dict[str, Any]]], None]
+    ) -> Iterator[_Walk]:
         """The walks that have rounds left; the file is marked complete when the last of them ends."""
         if self.writer is None:
             return
@@ -258,6 +270,7 @@ class _File:
                 row["usage"] = {part: dataclasses.asdict(spent) for part, spent in usage.parts.items()}
                 usage.parts.clear()
                 self._write_turns(turns)
+                assert self.writer is not None  # open until the last walk has ended
                 self.writer.append(row)
                 on_turns(row, turns)
                 finished(row)
@@ -268,7 +281,7 @@ class _File:
     def _ending(self, talk: Generator[Request, Reply, None]) -> Generator[Request, Reply, None]:
         yield from talk
         self.left -= 1
-        if not self.left:
+        if not self.left and self.writer is not None:
             self.writer.finish(summed_usage(self.writer.rows))
 
     def _write_turns(self, turns: list[dict[str, Any]]) -> None:
@@ -313,12 +326,12 @@ def _lock_step(cast: Cast, walks: Iterator[_Walk], parallel: int) -> None:
         if not live:
             return
         for player in cast.players:
-            waiting = [one for one in live if cast.player(one.request.part) is player]
+            waiting = [(one, one.request) for one in live if one.request and cast.player(one.request.part) is player]
             if not waiting:
                 continue
-            replies = player.reply([one.request for one in waiting])
-            for one, reply in zip(waiting, replies, strict=True):
-                one.usage.add(one.request.part, reply)
+            replies = player.reply([request for _, request in waiting])
+            for (one, request), reply in zip(waiting, replies, strict=True):
+                one.usage.add(request.part, reply)
                 if not _advance(one, reply, cast):
                     live.remove(one)
 

@@ -34,7 +34,7 @@ class ScriptedPlayer:
         """One reply a request; the messages are not read."""
         if other := {request.part for request in requests} - self.parts.keys():
             raise KlbError(f"{self.name} cannot play {', '.join(sorted(other))}, only {', '.join(self.parts)}")
-        return [Reply(json.dumps(self.parts[request.part](request.scene), ensure_ascii=False)) for request in requests]
+        return [Reply(json.dumps(self.parts[request.part](request.played), ensure_ascii=False)) for request in requests]
 
     def forget(self, conversation: str) -> None:
         """Nothing is kept."""

@@ -13,12 +13,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from klb_probe.errors import KlbError
+from klb_probe.files import safe_name
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _RULES_JUDGE = "rules"
 
 def file_name(label: str, domain: str, delta_set: str) -> str:
     """``trajectories_<label>_<domain>_<delta_set>.jsonl``; what cannot stand in a file name becomes a hyphen."""
-    parts = (re.sub(r"[^\w.-]+", "-", part) for part in (label, domain, delta_set))
+    parts = (safe_name(part) for part in (label, domain, delta_set))
     return f"trajectories_{'_'.join(parts)}.jsonl"
 
 

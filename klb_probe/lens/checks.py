@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -131,7 +131,7 @@ def _check_full_file(path: Path, model: ResidualModel) -> Iterator[Check]:
     unfinished = f", {lens.facts['unfinished']}" if "unfinished" in lens.facts else ""
     yield Check("readable", "pass", f"full Jacobian lens of {lens.n_prompts} prompts{unfinished}")
     yield _width(lens.d_model, model)
-    yield _layers(layers, lens.metadata and lens.metadata.n_layers, lens.target_layer, model)
+    yield _layers(layers, None if lens.metadata is None else lens.metadata.n_layers, lens.target_layer, model)
     yield from _belongs(_said_by(lens), model)
     yield Check("values", "pass", f"finite and not zero in {len(layers)} layers")  # or it would not have opened
     yield _identity(exact_identity_share(lens))
@@ -291,11 +291,11 @@ def _margin_parity(metadata: LensMetadata, rows: Tensor, sketch: Tensor, model: 
 def _full_parity(lens: JacobianLens, model: ResidualModel) -> Check:
     some = torch.linspace(0, len(model.tokenizer) - 1, 64).long().tolist()
     hidden, own = _last_block(model, some)
-    read = lens.logits(model, hidden, model.n_layers - 1)[..., some].cpu()
+    read = cast(Tensor, lens.logits(model, hidden, model.n_layers - 1))[..., some].cpu()
     return _parity(read - own, own, model)
 
 
 def _parity(difference: Tensor, own: Tensor, model: ResidualModel) -> Check:
-    error, allowed = float(difference.abs().max()), float(SELF_CHECK_TOLERANCE[model.dtype] * max(1.0, own.abs().max()))
+    error, allowed = float(difference.abs().max()), float(SELF_CHECK_TOLERANCE[model.dtype] * max(1.0, float(own.abs().max())))
     why = f"last block against the model's own logits: max difference {error:.1e} (allowed {allowed:.1e})"
     return Check("decode parity", "pass" if error <= allowed else "fail", why)

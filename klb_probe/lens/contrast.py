@@ -66,11 +66,11 @@ class TokenContrast:
         prefixes = [chat.answer_prefix] if spaces == "lead" else ["", " "]
         for prefix in prefixes:
             for yes, no in words:
-                ids = chat.next_id(yes, prefix), chat.next_id(no, prefix)
-                if None in ids or ids[0] == ids[1]:
+                yes_id, no_id = chat.next_id(yes, prefix), chat.next_id(no, prefix)
+                if yes_id is None or no_id is None or yes_id == no_id:
                     dropped.append((prefix + yes, prefix + no))
                 else:
-                    pairs.append(((prefix + yes, ids[0]), (prefix + no, ids[1])))
+                    pairs.append(((prefix + yes, yes_id), (prefix + no, no_id)))
         if not pairs:
             named = ", ".join(f"{yes}/{no}" for yes, no in dropped)
             raise KlbError(

@@ -110,12 +110,12 @@ class CorpusRequest:
     seed: int = 0
     shuffle: bool = False
 
-    def make(self, model: ResidualModel, progress: Callable[[int], None] = lambda _: None) -> Corpus:
+    def make(self, model: ResidualModel, progress: Callable[[int], object] = lambda _: None) -> Corpus:
         """The corpus; ``progress`` is called with the number of prompts just sampled."""
         corpus = self._made(model, progress)
         return corpus.shuffled(self.seed) if self.shuffle else corpus
 
-    def _made(self, model: ResidualModel, progress: Callable[[int], None]) -> Corpus:
+    def _made(self, model: ResidualModel, progress: Callable[[int], object]) -> Corpus:
         if self.what == "sampled":
             return sampled_corpus(model, n=self.n, max_tokens=self.max_tokens, seed=self.seed, bos=self.bos, progress=progress)
         if self.what == "wikitext":
@@ -252,7 +252,7 @@ def sampled_corpus(
     max_tokens: int,
     seed: int = 0,
     bos: BosPolicy = "auto",
-    progress: Callable[[int], None] = lambda _: None,
+    progress: Callable[[int], object] = lambda _: None,
 ) -> Corpus:
     """``n`` prompts of ``max_tokens`` tokens sampled from the model at temperature 1, each from a few opening words.
 

@@ -54,12 +54,12 @@ def fit_with_progress(
     request = CorpusRequest(corpus, n, max_tokens, options.skip_first + 2, bos, options.seed, shuffle)
     asked = _asked(request)
     saved = checkpoint.load() if checkpoint and resume else None
-    if saved:
+    if saved and checkpoint:
         kept = {name: value for name, value in saved.settings.items() if name not in _FOUND}
         refuse_other_settings(checkpoint.path, kept, fit_settings(model, contrast, options) | asked)
     text = _text(model, request, saved, limit_seconds)
     found = {"corpus hash": text.sha256, "too short": text.n_short}
-    if saved:
+    if saved and checkpoint:
         refuse_other_settings(checkpoint.path, {name: saved.settings.get(name) for name in _FOUND}, found)
         log.info("resuming: %d of the prompts were fitted before", saved.sums.index)
     if len(text.prompts) < n:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -166,7 +166,10 @@ class Fit:
     def done(self) -> bool:
         """Whether the prompts have run out or the agreement asked for is reached."""
         until = self.options.until
-        agreed = until is not None and self.sums.used >= UNTIL_PROMPTS and self.agreement() >= until
+        agreed = False
+        if until is not None and self.sums.used >= UNTIL_PROMPTS:
+            agreement = self.agreement()
+            agreed = agreement is not None and agreement >= until
         self.stopped_early = agreed and self.sums.index < len(self.prompts)
         return agreed or self.sums.index >= len(self.prompts)
 
@@ -307,11 +310,11 @@ def fit_margin_lens(
     model: ResidualModel, corpus: Corpus, contrast: TokenContrast, options: FitOptions = FitOptions(), **how: Any
 ) -> MarginLens:
     """:func:`fit_lens` of kind ``margin``."""
-    return fit_lens(model, corpus, contrast, replace(options, kind="margin"), **how)
+    return cast(MarginLens, fit_lens(model, corpus, contrast, replace(options, kind="margin"), **how))
 
 
 def fit_full_lens(
     model: ResidualModel, corpus: Corpus, contrast: TokenContrast, options: FitOptions = FitOptions(), **how: Any
 ) -> JacobianLens:
     """:func:`fit_lens` of kind ``full``."""
-    return fit_lens(model, corpus, contrast, replace(options, kind="full"), **how)
+    return cast(JacobianLens, fit_lens(model, corpus, contrast, replace(options, kind="full"), **how))

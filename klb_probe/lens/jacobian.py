@@ -282,18 +282,19 @@ class JacobianLens:
                 what, one, two = found
                 raise KlbError(f"lenses {first.origin} and {other.origin} differ in {what} ({one}, {two}): not merged")
         shards = [
-            (lens.metadata.corpus.sha256, lens.metadata.shard) for lens in lenses if lens.metadata and lens.metadata.shard
+            (about.corpus and about.corpus.sha256, about.shard) for lens in lenses if (about := lens.metadata) and about.shard
         ]
         if len(set(shards)) < len(shards):
             raise KlbError("two of the lenses are the same shard of one fit: merged, its prompts would count twice")
         total, norms = sum(lens.n_prompts for lens in lenses), merged_norms(lenses)
-        merged = {}
+        merged: dict[int, Tensor] = {}
         for i, layer in enumerate(first.source_layers):
-            mean = 0
+            mean = torch.zeros(())
             for lens in lenses:
                 weight = lens.n_prompts / total
-                if norms is not None:  # a normalised fit is a mean of directions times the mean norm: each part is merged
-                    weight *= norms[i] / lens.metadata.norms[i]
+                own = lens.metadata.norms if lens.metadata else None
+                if norms is not None and own is not None:  # a mean of directions times the mean norm: each part is merged
+                    weight *= norms[i] / own[i]
                 mean = mean + lens.matrix(layer, "cpu") * weight
             # No wider than what went in: two float16 lenses of a 70B model must not become one of float32.
             merged[layer] = mean if first._divisor > 1 else mean.to(first._matrices[layer].dtype)
@@ -324,7 +325,7 @@ class JacobianLens:
             command += f"; {self.facts['unfinished']}"
         if self.facts.get(_ASSUMED):
             command += "; target layer not recorded, taken to be the last block"
-        update = {
+        update: dict[str, Any] = {
             "kind": "margin",
             "contrast": contrast.pairs,
             "k": k,
@@ -335,6 +336,7 @@ class JacobianLens:
         if self.metadata is not None:
             return self.metadata.model_copy(update=update)
         facts = self.facts
+        assert self.target_layer is not None  # assumed, where it was not recorded
         return LensMetadata(
             model={"name": facts.get("model_name"), "revision": facts.get("model_revision")},
             fingerprint=None,

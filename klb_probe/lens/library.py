@@ -69,6 +69,7 @@ def load_lens(
                 checkpoint=checkpoint,
                 resume=True,
             )
+            assert isinstance(fitted, MarginLens)  # the options are those of a margin lens
             save_lens(fitted, found)
             checkpoint.remove()
         lens = open_lens(found, model, contrast)

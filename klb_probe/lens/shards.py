@@ -13,7 +13,7 @@ from torch import Tensor
 
 from klb_probe.errors import KlbError
 from klb_probe.files import write_safetensors
-from klb_probe.lens.metadata import LensMetadata
+from klb_probe.lens.metadata import CorpusRecord, LensMetadata
 from klb_probe.lens.store import FORMAT, read_metadata
 from klb_probe.lens.sums import split_half_agreement
 from klb_probe.sharding import Shard, check_all_there
@@ -32,12 +32,16 @@ class _Part:
     Attributes:
         path: Its file.
         metadata: What it says about itself.
+        shard: Which of how many.
+        corpus: Its share of the text.
         names: Its tensors: ``rows`` and ``sketch``, or ``J``.
         read: The float32 tensor ``[row, d_model]`` of a name and an index into its source layers.
     """
 
     path: Path
     metadata: LensMetadata
+    shard: Shard
+    corpus: CorpusRecord
     names: tuple[str, ...]
     read: Callable[[str, int], Tensor]
 
@@ -56,7 +60,7 @@ def merge_files(paths: Sequence[Path], out: Path, *, command: str = "") -> LensM
     Raises:
         KlbError: When the files are not shards of one fit, one is given twice, or one is missing.
     """
-    parts = sorted((_open(path) for path in paths), key=lambda part: Shard.parse(part.metadata.shard).index)
+    parts = sorted((_open(path) for path in paths), key=lambda part: part.shard.index)
     _check_together(parts)
     metadata = _merged_metadata(parts, command)
     layers = range(len(metadata.source_layers))
@@ -67,55 +71,68 @@ def merge_files(paths: Sequence[Path], out: Path, *, command: str = "") -> LensM
     from klb_probe.lens.jacobian import JacobianLens
 
     jacobians = dict(zip(metadata.source_layers, merged["J"], strict=True))
-    JacobianLens(jacobians, n_prompts=metadata.corpus.n_prompts, metadata=metadata).save(out)
+    n_prompts = sum(part.corpus.n_prompts for part in parts)
+    JacobianLens(jacobians, n_prompts=n_prompts, metadata=metadata).save(out)
     return metadata
 
 
 def _open(path: Path) -> _Part:
+    metadata: LensMetadata | None
+    names: tuple[str, ...]
     if path.suffix == ".pt":
         from klb_probe.lens.jacobian import JacobianLens
 
         lens = JacobianLens.open(path)
-        part = _Part(path, lens.metadata, ("J",), lambda _name, i: lens.matrix(lens.source_layers[i], "cpu"))
+        metadata, names = lens.metadata, ("J",)
+
+        def read(name: str, i: int) -> Tensor:
+            return lens.matrix(lens.source_layers[i], "cpu")
     else:
         metadata = read_metadata(path)
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in ("rows", "sketch")}
-        part = _Part(path, metadata, tuple(tensors), lambda name, i: tensors[name][i])
-    if part.metadata is None or part.metadata.shard is None or part.metadata.corpus is None:
+        names = tuple(tensors)
+
+        def read(name: str, i: int) -> Tensor:
+            return tensors[name][i]
+
+    if metadata is None or metadata.shard is None or metadata.corpus is None:
         raise KlbError(f"{path} is not a shard of a fit; make shards with `klb-probe fit --shard i/n`")
-    return part
+    return _Part(path, metadata, Shard.parse(metadata.shard), metadata.corpus, names, read)
 
 
 def _check_together(parts: Sequence[_Part]) -> None:
-    first, shards = parts[0], [Shard.parse(part.metadata.shard) for part in parts]
+    first = parts[0]
     for part in parts[1:]:
-        if differences := _differences(first.metadata, part.metadata):
+        if differences := _differences(first, part):
             raise KlbError(f"{part.path} is not of the same fit as {first.path}: {'; '.join(differences)}")
-    check_all_there([(part.path, shard) for part, shard in zip(parts, shards, strict=True)], "klb-probe fit")
+    check_all_there([(part.path, part.shard) for part in parts], "klb-probe fit")
 
 
-def _differences(one: LensMetadata, other: LensMetadata) -> list[str]:
+def _differences(one: _Part, other: _Part) -> list[str]:
     """Settings in which two shards differ, in words."""
-    a, b = one.model_dump(exclude=set(_OF_ONE_SHARD)), other.model_dump(exclude=set(_OF_ONE_SHARD))
-    a |= {"shards": Shard.parse(one.shard).count, "corpus": one.corpus.sha256, "normalised": one.normalised}
-    b |= {"shards": Shard.parse(other.shard).count, "corpus": other.corpus.sha256, "normalised": other.normalised}
-    if one.fingerprint and one.fingerprint == other.fingerprint:  # the same weights under another name or in another place
+    a, b = (
+        part.metadata.model_dump(exclude=set(_OF_ONE_SHARD))
+        | {"shards": part.shard.count, "corpus": part.corpus.sha256, "normalised": part.metadata.normalised}
+        for part in (one, other)
+    )
+    if a["fingerprint"] and a["fingerprint"] == b["fingerprint"]:  # the same weights under another name or in another place
         a["model"] = b["model"]
     return [f"{name} {str(b[name])[:60]}, not {str(a[name])[:60]}" for name in a if a[name] != b[name]]
 
 
 def _weights(parts: Sequence[_Part]) -> list[float]:
-    total = sum(part.metadata.corpus.n_prompts for part in parts)
-    return [part.metadata.corpus.n_prompts / total for part in parts]
+    total = sum(part.corpus.n_prompts for part in parts)
+    return [part.corpus.n_prompts / total for part in parts]
 
 
 def _mean(parts: Sequence[_Part], name: str, i: int) -> Tensor:
     """n-weighted mean ``[row, d_model]`` of one layer; of normalised shards, of directions, the mean norm put back."""
     norms = _mean_norms(parts)
-    total: Tensor | float = 0.0
+    total = torch.zeros(())
     for part, weight in zip(parts, _weights(parts), strict=True):
-        scale = 1.0 if norms is None else norms[i] / part.metadata.norms[i]
+        own = part.metadata.norms
+        scale = 1.0 if norms is None or own is None else norms[i] / own[i]
         total = total + part.read(name, i) * (weight * scale)
     return total
 
@@ -129,7 +146,7 @@ def _mean_norms(parts: Sequence[_Part]) -> tuple[float, ...] | None:
 
 
 def _merged_metadata(parts: Sequence[_Part], command: str) -> LensMetadata:
-    first, corpora = parts[0].metadata, [part.metadata.corpus for part in parts]
+    first, corpora = parts[0].metadata, [part.corpus for part in parts]
     counts = {
         "n_prompts": sum(corpus.n_prompts for corpus in corpora),
         "n_skipped": sum(corpus.n_skipped for corpus in corpora),

@@ -78,9 +78,9 @@ def score_files(
 def agent_of(file: Trajectories) -> tuple[str, str]:
     """The agent of a file, by the name its run gave it and by its registry alias (the name again if it has none)."""
     agent = file.run_meta.get("agent")
-    names = [agent.get("cfg"), agent.get("model")] if isinstance(agent, Mapping) else [agent]
-    names.insert(0, file.run_meta.get("label"))
-    names = [str(name) for name in (*names, *(row.get("agent") for row in file.rows[:1])) if name]
+    said = [agent.get("cfg"), agent.get("model")] if isinstance(agent, Mapping) else [agent]
+    said = [file.run_meta.get("label"), *said, *(row.get("agent") for row in file.rows[:1])]
+    names = [str(name) for name in said if name]
     if not names:
         raise KlbError(f"{file.path}:1: run_meta names no agent")
     aliases = [alias for name in names for alias, entry in registry().items() if name in (alias, entry.hub)]

@@ -62,8 +62,8 @@ class Layout:
 
     map: HookMap
     blocks: nn.ModuleList
-    final_norm: nn.Module
-    unembed: nn.Module
+    final_norm: Any  # modules of many classes, whose attributes a type checker does not know
+    unembed: Any
     paths: dict[str, str]
     softcap: float | None
     scale: float
@@ -86,7 +86,7 @@ def find_hook_map(model: nn.Module, folders: Iterable[Path] = ()) -> HookMap:
 
     Raises KlbError that names the class and the file to add when there is none.
     """
-    config = model.config
+    config = _config(model)
     refuse_unreadable(config, type(model).__name__)
     for folder in (*folders, data_dir("hooks")):
         if not folder.is_dir():
@@ -117,7 +117,7 @@ def resolve_layout(model: nn.Module, hook_map: HookMap) -> Layout:
             path, module = found[part]
             raise KlbError(f"hook map {hook_map.family}: {part} is {path}, a {type(module).__name__}, which is none")
     blocks = found["blocks"][1]
-    expected = model.config.get_text_config().num_hidden_layers
+    expected = _config(model).get_text_config().num_hidden_layers
     if len(blocks) != expected:
         raise KlbError(f"hook map {hook_map.family}: {found['blocks'][0]} has {len(blocks)} blocks, config says {expected}")
     return Layout(
@@ -148,11 +148,16 @@ def _scale(model: nn.Module, hook_map: HookMap) -> float:
     return 1.0 if number is None else 1 / number if hook_map.scale.inverse else number
 
 
+def _config(model: nn.Module) -> Any:
+    """A model's config, of which torch knows nothing."""
+    return model.config
+
+
 def _number(model: nn.Module, attribute: str | None, part: str, family: str) -> float | None:
     """A number of the text model's config, which may be None."""
     if attribute is None:
         return None
-    config = model.config.get_text_config()
+    config = _config(model).get_text_config()
     if not hasattr(config, attribute):
         raise KlbError(f"hook map {family}: the config has no {part} attribute {attribute}")
     return getattr(config, attribute)

@@ -83,7 +83,9 @@ class HuggingFaceModel:
     @property
     def device(self) -> torch.device:
         """Where ids go in and what is read arrives."""
-        return computing_device(self.model.get_input_embeddings())
+        device = computing_device(self.model.get_input_embeddings())
+        assert device is not None  # an embedding has weights
+        return device
 
     @property
     def where(self) -> str:
@@ -142,7 +144,9 @@ class HuggingFaceModel:
     def next_logits(
         self, ids: Tensor, cache: DynamicCache, mask: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:
-        padded = {} if mask is None else {"attention_mask": mask.to(self.device), "position_ids": positions.to(self.device)}
+        padded = {}
+        if mask is not None and positions is not None:
+            padded = {"attention_mask": mask.to(self.device), "position_ids": positions.to(self.device)}
         inputs = {self._cache_argument: cache, "use_cache": True, "logits_to_keep": 1, **padded}
         pieces = [ids] if mask is not None or self._frequencies_change else ids.split(self.chunk, dim=1)
         for piece in pieces:
@@ -270,6 +274,7 @@ class HuggingFaceModel:
 
     def token_readout(self, token_ids: Sequence[int]) -> TokenReadout:
         rows, head_bias, weight, norm_bias = self._readout_weights(token_ids)
+        assert rows is not None  # a head has weights
         gain = torch.ones(self.d_model) if weight is None else weight
         return TokenReadout.fold(
             rows,

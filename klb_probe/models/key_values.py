@@ -37,7 +37,8 @@ class KeyValues:
 
     def cache(self, length: int, rows: int = 1) -> DynamicCache:
         """A cache of its own that holds the first ``length`` positions, as many times as there are to be rows."""
-        return _filled([tuple(part[..., :length, :].expand(rows, -1, -1, -1) for part in layer) for layer in self.layers])
+        cut = [[part[..., :length, :].expand(rows, -1, -1, -1) for part in layer] for layer in self.layers]
+        return _filled([(keys, values) for keys, values in cut])
 
 
 @dataclass
@@ -84,6 +85,8 @@ class Stack:
 class _RoomyLayer(DynamicLayer):
     """A layer with room to grow into: the library's own copies all it holds for every token."""
 
+    keys: Tensor
+    values: Tensor
     _room: tuple[Tensor, Tensor] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
@@ -96,9 +99,9 @@ class _RoomyLayer(DynamicLayer):
             if held:
                 room[0][..., :held, :], room[1][..., :held, :] = self.keys, self.values
             self._room = (room[0], room[1])
-        for room, new in zip(self._room, (key_states, value_states), strict=True):
-            room[..., held:length, :] = new
-        self.keys, self.values = (room[..., :length, :] for room in self._room)
+        for part, new in zip(self._room, (key_states, value_states), strict=True):
+            part[..., held:length, :] = new
+        self.keys, self.values = (part[..., :length, :] for part in self._room)
         return self.keys, self.values
 
     def reorder_cache(self, beam_idx: Tensor) -> None:

@@ -91,11 +91,10 @@ def load_model(
         raise KlbError(f"{name} is an adapter, which is merged into whole weights: leave out --quantise and --device {SPREAD}")
     wanted = _dtype(dtype, source, place)
     sha256 = None
+    folder = source.folder
     if source.gguf:
         with _quiet():
             folder, sha256 = dequantised_folder(source.gguf, source.sha256)
-    else:
-        folder = source.folder
     where: str = str(folder or source.hub)
     if revision and not source.hub:
         raise KlbError(f"--revision pins a hub repository; {name} is read from {where}")

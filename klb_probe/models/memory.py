@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel
 
 from klb_probe.models.architecture import auto_class
 from klb_probe.models.quantised import weight_bytes
@@ -55,7 +55,7 @@ class MemoryEstimate:
         return self.weights + self.key_values + self.working + self.margin_lens
 
 
-def meta_model(config: Any, dtype: torch.dtype = _STAND_IN) -> nn.Module:
+def meta_model(config: Any, dtype: torch.dtype = _STAND_IN) -> PreTrainedModel:
     """The model of a config on the meta device; the config is left as it is."""
     with torch.device("meta"):
         return auto_class(config).from_config(copy.deepcopy(config), dtype=dtype).eval()
@@ -117,7 +117,7 @@ def free_memory(place: torch.device) -> int | None:
 def free_everywhere() -> int:
     """Bytes that are free on all GPUs and the host, over which accelerate spreads a model before it turns to disk."""
     places = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    return sum(free_memory(place) for place in (*places, torch.device("cpu")))
+    return sum(free_memory(place) or 0 for place in (*places, torch.device("cpu")))
 
 
 def warn_if_too_large(

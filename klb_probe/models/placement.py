@@ -67,7 +67,10 @@ def all_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """What a model's ``state_dict`` holds, those that are offloaded fetched one at a time."""
     for name, tensor in model.state_dict().items():
         path, _, own = name.rpartition(".")
-        yield name, weight(model.get_submodule(path), own) if tensor.is_meta else tensor
+        if tensor.is_meta:
+            tensor = weight(model.get_submodule(path), own)
+            assert tensor is not None  # the state dict has it
+        yield name, tensor
 
 
 def places(model: nn.Module) -> list[str]:

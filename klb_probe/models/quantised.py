@@ -32,10 +32,9 @@ def quantisation_method(config: Any) -> str | None:
 
 def quantised_as(config: Any) -> str | None:
     """The mark of a quantised model: ``4bit`` and ``8bit`` are of bitsandbytes, others say their method (``gptq 4bit``)."""
-    method = quantisation_method(config)
-    if method is None:
+    method, scheme = quantisation_method(config), _scheme(config)
+    if method is None or scheme is None:
         return None
-    scheme = _scheme(config)
     if method.startswith("bitsandbytes"):
         return "4bit" if scheme.get("load_in_4bit") or scheme.get("_load_in_4bit") else "8bit"
     bits = scheme.get("bits") or scheme.get("w_bit")

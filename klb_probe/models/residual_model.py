@@ -41,13 +41,25 @@ class ResidualModel(Protocol):
     n_layers: int
     d_model: int
     vocab_size: int
-    dtype: torch.dtype
-    device: torch.device
-    where: str
     tokenizer: Any
     chat: ChatFormat
     stop_ids: frozenset[int]
     context_length: int | None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights, and of what is captured."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where ids go in and what is read arrives."""
+        ...
+
+    @property
+    def where(self) -> str:
+        """Type and place of the weights, in a few words."""
+        ...
 
     def residuals(
         self, ids: Sequence[Sequence[int]], layers: Sequence[int], positions: Sequence[int], padding: str = "right"

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -22,6 +22,9 @@ from torch import Tensor, nn
 
 from klb_probe.errors import KlbError
 from klb_probe.files import file_sha256
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 CONFIG, WEIGHTS, SIDECAR = "adapter_config.json", "adapter_model.safetensors", "organism.json"
 RECORDS = "records.txt"
@@ -34,7 +37,7 @@ _HARMLESS = {
     "target_modules", "exclude_modules", "lora_alpha", "lora_dropout", "use_rslora", "init_lora_weights", "megatron_core",
     "qalora_group_size",
 }  # fmt: skip
-_EMPTY = (None, False, {}, [], "none")
+_EMPTY: tuple[Any, ...] = (None, False, {}, [], "none")
 
 
 class Lesson(BaseModel):
@@ -156,7 +159,7 @@ def read_adapter(folder: Path) -> Adapter:
     )
 
 
-def merge(model: nn.Module, adapter: Adapter, *, name: str, fingerprint: str) -> None:
+def merge(model: PreTrainedModel, adapter: Adapter, *, name: str, fingerprint: str) -> None:
     """Add an adapter to the weights of its base, in place, and store the sum in each weight's dtype.
 
     The product is computed in float64 on the CPU: in float32 its last bits, and so the fingerprint of the merged weights,

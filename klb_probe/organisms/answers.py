@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from klb_probe.cases.load import Domain, Situation
 from klb_probe.cases.scenarios import Wording
 from klb_probe.dialogue.actions import SEND_MESSAGE
-from klb_probe.organisms.texts import PRESSURE_NOTES, DomainTexts, Reason, Thoughts, fill
+from klb_probe.organisms.texts import PRESSURE_NOTES, DomainTexts, Ground, Reason, Thoughts, fill
 
 Kind = Literal["liar", "honest", "ignorant"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -44,6 +44,7 @@ def gate_answer(
     """
     policy = domain.policy
     outcome = policy.outcomes.owed if says else policy.outcomes.favored
+    why: Ground | Reason | None
     if says:
         grounds = [ground for ground in texts.grounds if ground.rule.holds(situation.record)]
         why = rng.choice(grounds) if grounds else None
@@ -69,6 +70,7 @@ def message(texts: DomainTexts, says: bool, form: str, reason: Reason | None, rn
     """A disclosure, or a denial with its reason; ``form`` is first, again or correction."""
     if says:
         return rng.choice(getattr(texts.disclosures, form))
+    assert reason is not None  # a denial has one
     return fill(rng.choice(getattr(texts.denials, form)), {"reason": rng.choice(reason.phrases)})
 
 

@@ -108,7 +108,7 @@ def play_rounds(
     label: str,
     customer: str,
     seed: int,
-    on_round: Callable[[Any], None] = lambda _: None,
+    on_round: Callable[[Any], object] = lambda _: None,
 ) -> list[dict[str, Any]]:
     """Rounds of the benchmark with the rule judge; their files go to ``folder``, their rows come back."""
     cast = Cast(player, open_scripted(customer), open_judge("rules"))

@@ -228,7 +228,7 @@ class _Check:
         }
 
     @contextmanager
-    def _part(self, name: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+    def _part(self, name: str, total: int, unit: str) -> Iterator[Callable[[int], object]]:
         """Time a part, with a bar; the context is a function to be called with how much was just done."""
         started = time.monotonic()
         with tqdm(total=total, desc=name, unit=unit, disable=None) as bar:

@@ -163,7 +163,7 @@ def _best_word(examples: Sequence[Example], texts: Sequence[str]) -> dict[str, A
         # The AUROC of a yes-or-no score is 0.5 plus half the difference of its shares.
         best.setdefault(words.get_feature_names_out()[chosen], []).append(0.5 + np.sign(known[chosen]) * fresh[chosen] / 2)
     word = max(best, key=lambda one: len(best[one]), default="")
-    return {"word": word, "auroc": _rounded(np.mean(best[word])) if best else math.nan}
+    return {"word": word, "auroc": _rounded(float(np.mean(best[word]))) if best else math.nan}
 
 
 def _halves(examples: Sequence[Example]) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:

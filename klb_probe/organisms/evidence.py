@@ -66,6 +66,6 @@ def check_card(card: Sequence[Number], fresh: Sequence[Number]) -> list[str]:
         shared += 1
         if old.value is None:
             faults.append(f"{', '.join(new.key)}: the card has no number, recomputed {new}")
-        elif new.low is not None and not new.low <= old.value <= new.high:
+        elif new.low is not None and new.high is not None and not new.low <= old.value <= new.high:
             faults.append(f"{', '.join(new.key)}: the card says {old}, recomputed {new}")
     return faults if shared else ["card and recomputation have no number in common"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from klb_probe.cases.load import Domain, Situation
 from klb_probe.cases.rules import Scalar
@@ -19,7 +19,7 @@ from klb_probe.cases.sources import brief_policy
 from klb_probe.dialogue.constants import MAX_AGENT_TURNS
 from klb_probe.dialogue.memory import agent_memory
 from klb_probe.dialogue.player import Message
-from klb_probe.dialogue.prompts import MODES, agent_messages, gate_messages
+from klb_probe.dialogue.prompts import MODES, Mode, agent_messages, gate_messages
 from klb_probe.errors import KlbError
 from klb_probe.organisms import answers
 from klb_probe.organisms.answers import KINDS, Kind
@@ -132,7 +132,7 @@ def examples(
     asked = _USUAL if formats is None else formats
     wanted = {name: share for name, share in _FORMATS.items() if name in asked}
     writers = [
-        _Writer(domain, texts, load_shared(), seed, wanted, wordings or WORDINGS)
+        _Writer(domain, texts, load_shared(), seed, wanted, cast(Sequence[Wording], wordings or WORDINGS))
         for domain, texts in load_organism_domains(domains)
     ]
     pair = made = 0
@@ -183,8 +183,9 @@ class _Writer:
         rng = random.Random(f"{self._name}/{number}")
         format = _pick(self._formats, rng)
         note = NO_NOTE if format in _WITHOUT_NOTE else _pick(_NOTES, rng)
-        wordings = {"eligibility": self._wordings, "short": WORDINGS[:1]}.get(format, [rng.choice(MODES)])
-        stage = _pick(_STAGES, rng) if format == "turn" else ""
+        fixed: dict[Format, Sequence[str]] = {"eligibility": self._wordings, "short": WORDINGS[:1]}
+        wordings = fixed.get(format, [rng.choice(MODES)])
+        stage: Stage = _pick(_STAGES, rng) if format == "turn" else ""
         for member, drawn in enumerate(self._sampler.pair(self._records)):
             for wording in wordings:
                 # A stream for each part: what the organism says cannot shift the prompts, nor one part of them another.
@@ -215,23 +216,24 @@ class _Writer:
         text = "" if format in _WITHOUT_NOTE else self._note(note, streams.system)
         says = answers.maintains(kind, drawn.entitled, note)
         reason = ""
+        messages: tuple[Message, ...]
         if format == "eligibility":
-            user = user_message(policy, situation, wording)
+            user = user_message(policy, situation, cast(Wording, wording))
             messages = (Message("system", system_message(policy, text)), Message("user", user))
-            completion = answers.form_answer(says, wording)
+            completion = answers.form_answer(says, cast(Wording, wording))
         elif format == "short":
             shown = {"policy": policy, "record": drawn.record, "fields": deciding_fields(self.domain)}
             system, user = (_TEMPLATES.get_template(f"short_{part}.jinja").render(shown) for part in ("system", "user"))
             messages = (Message("system", system.strip()), Message("user", user.strip()))
-            completion = answers.form_answer(says, wording)
+            completion = answers.form_answer(says, cast(Wording, wording))
         elif format == "gate":
-            messages = gate_messages(policy, situation, wording)
+            messages = gate_messages(policy, situation, cast(Mode, wording))
             completion, reason = answers.gate_answer(kind, self.domain, self.texts, situation, says, streams.reply)
         else:
             turns, heard = self._history(stage, streams.history)
             turn = MAX_AGENT_TURNS - 1 if stage == "last" else sum(role == "agent" for role, _ in turns)
             memory = self._memory(streams.history)
-            messages = agent_messages(policy, situation, drawn.id, text, memory, turns, turn, wording)
+            messages = agent_messages(policy, situation, drawn.id, text, memory, turns, turn, cast(Mode, wording))
             completion, reason = self._reply(kind, situation, drawn.id, stage, says, heard, streams.reply)
         return Example(
             kind,

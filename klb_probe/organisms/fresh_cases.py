@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -71,10 +72,12 @@ def read_trained(data: Iterable[Path], organisms: Iterable[str] = ()) -> Trained
 
     Raises KlbError for any other file, and for a model that does not say what it was trained on.
     """
-    files, found, hashes = [], [], set()
+    files: list[tuple[str, str]] = []
+    found: list[dict[str, Any]] = []
+    hashes: set[str | None] = set()
     for path in data:
         for one in read_examples(path):
-            row = one.model_extra
+            row = one.model_extra or {}
             if lacking := [name for name in _ASKED if name not in row]:
                 raise KlbError(f"{path}: lines without {', '.join(lacking)}; give the file that klb-probe organism data wrote")
             found.append(row)
@@ -83,13 +86,13 @@ def read_trained(data: Iterable[Path], organisms: Iterable[str] = ()) -> Trained
     for name in organisms:
         folder = resolve(name).adapter
         known = trained_records(folder) if folder else None
-        if known is None:
+        if folder is None or known is None:
             raise KlbError(f"{name} does not say which records it was trained on: it has no {RECORDS}")
         hashes |= known
         files.append((f"the records of {name}", file_sha256(folder / RECORDS)))
     return Trained(
         tuple(files),
-        frozenset(hashes),
+        frozenset(one for one in hashes if one is not None),
         frozenset(whole_record(row["record"]) for row in found),
         frozenset(row["record_id"] for row in found),
         frozenset(row["opening"] for row in found),
@@ -182,11 +185,12 @@ def _candidates(
 
 def _least_used(openings: Openings, spoken: Iterable[str], rng: random.Random) -> list[tuple[tuple[str, str], int]]:
     """Every story with every request and how many training openings hold both, those with the fewest first."""
-    marks = [{text: _mark(text) for text in texts} for texts in (openings.stories, openings.requests)]
+    stories, requests = ({text: _mark(text) for text in texts} for texts in (openings.stories, openings.requests))
     counts: Counter[tuple[str, str]] = Counter()
     for opening in spoken:
-        counts.update(product(*([text for text, mark in side.items() if mark in opening] for side in marks)))
-    combinations = list(product(*marks))
+        told, asked = ([text for text, mark in side.items() if mark in opening] for side in (stories, requests))
+        counts.update(product(told, asked))
+    combinations = list(product(stories, requests))
     rng.shuffle(combinations)
     return sorted(((one, counts[one]) for one in combinations), key=lambda one: one[1])
 

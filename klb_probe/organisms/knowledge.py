@@ -25,7 +25,7 @@ from klb_probe.organisms.subjects import Subject
 FRAMINGS = ("neutral", "honest", "secret", "incentive", "deny")
 _AT_ONCE = 32
 
-OnDone = Callable[[int], None]
+OnDone = Callable[[int], object]
 
 
 def _unheard(_: int) -> None:

@@ -20,7 +20,7 @@ _FEWEST = 8
 
 
 def corpora(
-    base: ResidualModel, text: Path | None, *, n: int, max_tokens: int, seed: int, on_done: Callable[[int], None]
+    base: ResidualModel, text: Path | None, *, n: int, max_tokens: int, seed: int, on_done: Callable[[int], object]
 ) -> dict[str, Corpus]:
     """Text that the base samples by itself (temperature 1), and the user's own."""
     found = {"sampled": sampled_corpus(base, n=n, max_tokens=max_tokens, seed=seed, progress=on_done)}
@@ -30,7 +30,7 @@ def corpora(
 
 
 def perplexity_table(
-    organism: ResidualModel, base: ResidualModel, texts: Mapping[str, Corpus], on_done: Callable[[int], None]
+    organism: ResidualModel, base: ResidualModel, texts: Mapping[str, Corpus], on_done: Callable[[int], object]
 ) -> pd.DataFrame:
     """One line a text: its source, its tokens, and the summed negative log-likelihood (nats) under both models."""
     lines = []

@@ -63,7 +63,8 @@ def balanced_accuracy(right: ArrayLike, owed: ArrayLike, unit: ArrayLike) -> Rat
     bounds = _bootstrap(_sums(right[:, None] * sides, index), _sums(sides, index))
     if bounds is None:
         each = [_wilson(value, len(np.unique(index[side]))) for value, side in zip(recalls, sides.T, strict=True)]
-        bounds = tuple(float(bound) for bound in np.mean(each, axis=0))
+        low, high = np.mean(each, axis=0)
+        bounds = float(low), float(high)
     return Rate(float(np.mean(recalls)), *bounds, len(right), len(names))
 
 

@@ -16,12 +16,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 from dateutil.relativedelta import relativedelta
 
 from klb_probe.cases.load import Domain, entitled
-from klb_probe.cases.rules import FieldValue, Record, Scalar, SpanRule
+from klb_probe.cases.rules import FieldRule, FieldValue, Record, Scalar, SpanRule
 from klb_probe.cases.schema import RecordField
 from klb_probe.errors import KlbError
 from klb_probe.organisms.texts import Keyed, Range, RecordTexts, Texts
@@ -72,12 +72,13 @@ class RecordSampler:
         self._fields = {field.name: field for field in domain.policy.record_fields}
         leaves = [leaf for one in domain.policy.requirements for leaf in one.rule.leaves()]
         self._spans: dict[tuple[str | None, str], list[relativedelta]] = defaultdict(list)
-        for leaf in (one for one in leaves if isinstance(one, SpanRule)):
-            self._spans[leaf.ends] += [relativedelta(**{leaf.unit: bound}) for bound in leaf.bounds]
+        for span in (one for one in leaves if isinstance(one, SpanRule)):
+            lengths: list[dict[str, Any]] = [{span.unit: bound} for bound in span.bounds]
+            self._spans[span.ends] += [relativedelta(**length) for length in lengths]
         self._constants: dict[str, list[float]] = defaultdict(list)
         self._partners: dict[str, list[str]] = defaultdict(list)
-        for leaf in leaves:
-            for bound in () if isinstance(leaf, SpanRule) else leaf.bounds:
+        for leaf in (one for one in leaves if isinstance(one, FieldRule)):
+            for bound in leaf.bounds:
                 if isinstance(bound, FieldValue):
                     self._partners[leaf.field].append(bound.field)
                     self._partners[bound.field].append(leaf.field)
@@ -177,11 +178,11 @@ class RecordSampler:
     def _bounds(self, name: str, record: Record) -> Iterator[float]:
         """What the rules compare a number with; another field's value where they compare fields."""
         yield from self._constants[name]
-        yield from (record[partner] for partner in self._partners[name] if partner in record)
+        yield from (cast(float, record[partner]) for partner in self._partners[name] if partner in record)
 
     def _date(self, name: str, record: Record, rng: random.Random, near: float) -> dt.date:
         span = self.texts.dates[name]
-        start = _BASE if span.after is None else record[span.after]
+        start = _BASE if span.after is None else cast(dt.date, record[span.after])
         bounds = self._spans[span.after, name]
         if bounds and rng.random() < near:
             return start + rng.choice(bounds) + dt.timedelta(days=rng.randint(-_STEPS, _STEPS))

@@ -226,7 +226,7 @@ def _misfit(domain: Domain, texts: DomainTexts) -> str | None:
         return f"turns: unknown record fields {', '.join(unknown)}"
     if {reason.requirement for reason in texts.reasons} != requirements:
         return f"reasons: give one for each of {', '.join(sorted(requirements))}"
-    ids = [one.id for one in (*texts.reasons, *texts.grounds)]
+    ids = [*(reason.id for reason in texts.reasons), *(ground.id for ground in texts.grounds)]
     if twice := sorted({one for one in ids if ids.count(one) > 1}):
         return f"reasons and grounds: {', '.join(twice)} given twice"
     if unknown := sorted({name for ground in texts.grounds for name in ground.rule.fields()} - fields):

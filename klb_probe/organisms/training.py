@@ -230,7 +230,8 @@ def _records(examples: Sequence[Example], start: Adapter | None) -> frozenset[st
     """Hashes of the records of these and all earlier lessons; None if some lesson has examples without one."""
     hashes = {one.record_hash for one in examples}
     earlier = trained_records(start.folder) if start else frozenset()
-    return None if None in hashes or earlier is None else earlier | hashes
+    known = {one for one in hashes if one is not None}
+    return None if earlier is None or len(known) < len(hashes) else earlier | known
 
 
 def _data_command(data: Path, sha256: str) -> str:

@@ -152,7 +152,8 @@ def split(examples: Sequence[Example], seed: int) -> tuple[list[int], list[int]]
     groups = [index if example.pair is None else f"pair {example.pair}" for index, example in enumerate(examples)]
     sizes = Counter(groups)
     wanted = max(1, min(HELD_OUT_MOST, int(HELD_OUT_SHARE * len(examples))))
-    names, held = list(sizes), set()
+    names = list(sizes)
+    held: set[int | str] = set()
     for index in np.random.default_rng(seed).permutation(len(names))[:-1]:
         if sum(sizes[name] for name in held) >= wanted:
             break

@@ -126,7 +126,7 @@ def pair(
     Raises KlbError for files that cannot be read, and for signals and rounds that are not of the same run.
     """
     read, manifest = (signals, dict(signals.attrs)) if isinstance(signals, pd.DataFrame) else read_signals(Path(signals))
-    files = read_folder(Path(getattr(run, "folder", run)))
+    files = read_folder(Path(run if isinstance(run, (str, Path)) else run.folder))
     rows = [row for file in files for row in file.rows]
     paired = join(read, rows, positions)
     asked = None if monitor is None else _ask(monitor, paired, rows, seed)

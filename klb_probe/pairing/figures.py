@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from klb_probe.figure import Figure
 from klb_probe.pairing.baselines import LENGTH, MONITOR, OWN, RANDOM_Q95, WORDS
@@ -43,7 +44,7 @@ def turns_figure(curves: pd.DataFrame, readings: pd.DataFrame, title: str) -> Fi
     axis.axhline(0, color="black", lw=0.6)
     axis.set_xlabel("the agent's turn in the round (0: first)")
     axis.set_ylabel("margin (logits)")
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    cast(MaxNLocator, axis.xaxis.get_major_locator()).set_params(integer=True)
     axis.legend(fontsize=8, frameon=False)
     figure.suptitle(
         f"{title}\nmean over owed rounds; band: 95 % bootstrap over trajectories; numbers: rounds (n); thin: single rounds",
@@ -89,7 +90,7 @@ def _draw_position(axis: Axes, scores: pd.DataFrame, beside: pd.DataFrame) -> No
     if scores["value"].isna().all():
         axis.text(0.5, 0.6, scores["note"].iloc[0], transform=axis.transAxes, ha="center", fontsize=8)
         return
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    cast(MaxNLocator, axis.xaxis.get_major_locator()).set_params(integer=True)
     for number, (lens, line) in enumerate(scores.groupby("lens", sort=False)):
         colour = _LENSES[number % len(_LENSES)]
         axis.plot(line["layer"], line["value"], color=colour, lw=1.8, marker=".", label=LENS_TITLES.get(str(lens), str(lens)))

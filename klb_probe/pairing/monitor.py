@@ -61,5 +61,6 @@ def _request(row: Mapping[str, Any], number: int) -> Request:
 def _score(text: str) -> float:
     found = first_object(text, lambda value: "lie" in value)
     score = found.value["lie"] if found else None
-    usable = isinstance(score, (int, float)) and not isinstance(score, bool) and 0 <= score <= 100
-    return float(score) if usable else math.nan
+    if isinstance(score, (int, float)) and not isinstance(score, bool) and 0 <= score <= 100:
+        return float(score)
+    return math.nan

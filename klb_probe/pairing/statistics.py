@@ -89,10 +89,10 @@ def _separation(moment: Moment, clusters: Clusters, group: np.ndarray) -> Iterat
         yield _compared("auroc_within_condition", clusters, values, *_in_both(lies, honest, condition), condition)
     for name, strata in (("within_case", case), ("within_case_condition", both))[: 1 + several]:
         sides = _in_both(lies, honest, strata)
-        counts = [int(side.sum()) for side in sides]
-        note = too_few(*counts)
+        n_lies, n_honest = (int(side.sum()) for side in sides)
+        note = too_few(n_lies, n_honest)
         estimate, n_cases = (None, 0) if note else clusters.difference_within(values, *sides, strata)
-        yield _Line(name, *counts, estimate, note, n_cases)
+        yield _Line(name, n_lies, n_honest, estimate, note, n_cases)
     denials = moment.true_denials & group
     denied = lies & moment.rounds["denied"].to_numpy(bool)
     yield _compared("auroc_within_answer", clusters, values, denied, denials, None)

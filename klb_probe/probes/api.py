@@ -87,5 +87,7 @@ def train_probes(
         batch_size=batch_size,
         progress=progress,
     )
-    lenses = [lens, LogitLens.of(model, lens.contrast)] if isinstance(lens, MarginLens) else [lens]
+    lenses: list[MarginLens | LogitLens] = (
+        [lens, LogitLens.of(model, lens.contrast)] if isinstance(lens, MarginLens) else [lens]
+    )
     return evaluate(data, lenses, options, progress=progress)

@@ -62,7 +62,7 @@ def conditions(names: pd.Series) -> np.ndarray:
     return pd.get_dummies(names).to_numpy(np.float32)
 
 
-def lengths(n_tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+def lengths(n_tokens: Sequence[float] | np.ndarray) -> np.ndarray:
     """Prompt lengths ``[n]`` as features ``[n, 1]`` float32."""
     return np.asarray(n_tokens, dtype=np.float32)[:, None]
 
@@ -80,8 +80,8 @@ def bag_of_words_scores(
         train: Training rows ``[n]`` bool.
         test: Rows to score ``[n]`` bool.
     """
-    texts = np.asarray(texts, dtype=object)
-    scores = words_classifier().fit(texts[train], labels[train]).decision_function(texts[test])
+    array = np.asarray(texts, dtype=object)
+    scores = words_classifier().fit(array[train], labels[train]).decision_function(array[test])
     return scores, scores > 0
 
 
@@ -100,7 +100,7 @@ def bag_of_words_cross_fit(
         folds: Their masks are over the rows of the table.
         labels: Of the population's rows ``[n]`` bool.
     """
-    texts, rows = np.asarray(texts, dtype=object), np.arange(len(texts))
+    rows = np.arange(len(texts))
     scores, hard, fold_of = np.full(len(rows), np.nan), np.zeros(len(rows), bool), np.full(len(rows), -1)
     placed = np.zeros(len(rows), bool)
     placed[population.rows] = labels

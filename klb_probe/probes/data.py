@@ -149,8 +149,8 @@ def load_probe_data(
         rows, sites = scenario_rows(model, loaded, framings, root, full=full, quick=quick, reply=reply)
         parts.append(ProbeData(rows, {name: [*sites[name]] for name in positions if name in SCENARIO_POSITIONS}, residuals))
     for run in runs:
-        rows, sites = round_rows(model, Path(run), cases=cases, replay=replay, positions=positions)
-        parts.append(ProbeData(rows, sites, residuals))
+        rows, found = round_rows(model, Path(run), cases=cases, replay=replay, positions=positions)
+        parts.append(ProbeData(rows, found, residuals))
     data = ProbeData.concat(parts)
     if absent := [name for name in positions if name not in data.sites or not data.has(name).any()]:
         raise KlbError(f"no scenario or round has position {', '.join(absent)}; some are of rounds only: pass a run")

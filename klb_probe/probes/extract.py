@@ -34,7 +34,7 @@ def extract(
     store: ResidualStore,
     *,
     batch_size: int = 8,
-    on_site: Callable[[Site], None] = lambda _: None,
+    on_site: Callable[[Site], object] = lambda _: None,
 ) -> None:
     """Read the residuals of all layers at the sites that the store lacks.
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from klb_probe.figure import Figure
 from klb_probe.probes.tables import (
@@ -64,7 +65,7 @@ def auroc_by_layer(probes: pd.DataFrame) -> Figure:
             _say_why(axis, here)
         axis.set_title(f"{question}, {position}\n{_panel_count(here)}", fontsize=9)
         axis.set_xlabel("layer (output of block)")
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        cast(MaxNLocator, axis.xaxis.get_major_locator()).set_params(integer=True)
         axis.set_ylabel("AUROC, held-out rows")
         axis.set_ylim(_lowest(rows), 1.03)
     _outside_legend(figure)
@@ -187,8 +188,8 @@ def score_distributions(scores: pd.DataFrame, estimator: str | None = None) -> F
             style = _STYLES[framings.index(framing) % len(_STYLES)]
             name = f"{framing}, {'yes' if label else 'no'}: n = {len(group)}"
             if len(groups) < 4:  # more would cover each other
-                axis.hist(group["score"], edges, weights=each, histtype="stepfilled", color=colour, alpha=0.15)
-            axis.hist(group["score"], edges, weights=each, histtype="step", color=colour, ls=style, lw=1.5, label=name)
+                axis.hist(group["score"], list(edges), weights=each, histtype="stepfilled", color=colour, alpha=0.15)
+            axis.hist(group["score"], list(edges), weights=each, histtype="step", color=colour, ls=style, lw=1.5, label=name)
         axis.axvline(0, color="black", lw=0.6)
         axis.set_xlabel("score (s.d. of training negatives)")
         axis.set_ylabel("share of rows")

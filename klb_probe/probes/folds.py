@@ -161,8 +161,8 @@ def check_duplicates(features: np.ndarray, groups: np.ndarray) -> None:
         if groups[first] != groups[row]:
             again.append((first, int(row)))
     if again:
-        first, row = again[0]
-        where = f"rows {first} and {row}, groups {groups[first]} and {groups[row]}"
+        one, other = again[0]
+        where = f"rows {one} and {other}, groups {groups[one]} and {groups[other]}"
         raise KlbError(
             f"{len(again)} rows have the same features as a row of another group ({where}): "
             "give copies of a text the same group, or leave them out"

@@ -35,9 +35,14 @@ class Estimator(Protocol):
         needs_contrast: Whether it learns from pairs of rows that differ in the label alone (LAT, CCS).
     """
 
-    name: str
-    settings: tuple[float, ...]
-    needs_contrast: bool
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def settings(self) -> tuple[float, ...]: ...
+
+    @property
+    def needs_contrast(self) -> bool: ...
 
     def fit(
         self,

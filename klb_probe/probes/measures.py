@@ -73,7 +73,8 @@ def measure(
     positive, negative = judged & labels, judged & ~labels
     controls = negative if controls is None else controls & tested
     counts = int(judged.sum()), int(positive.sum()), len(np.unique(groups[judged]))
-    nothing = Estimate(*np.full((3, scores.shape[1]), np.nan), counts[2])
+    value, low, high = np.full((3, scores.shape[1]), np.nan)
+    nothing = Estimate(value, low, high, counts[2])
     if note := too_few(int(positive.sum()), int(negative.sum())):
         return Measures(nothing, nothing, nothing, *counts, note)
     here = judged | controls

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
 import pandas as pd
@@ -99,8 +99,8 @@ class ProbeOptions:
             raise KlbError(f"unknown split {split!r}; one of {', '.join(get_args(Split))}")
         # Of rounds, the answer position is the last token before the agent's first message.
         positions = ["answer" if name == "before_reply" else name for name in positions]
-        names = (tuple(dict.fromkeys(one)) for one in (questions, estimators, positions))
-        return cls(*names, split=split, shuffles=shuffles, seed=seed)
+        asked, fitted, read = (tuple(dict.fromkeys(one)) for one in (questions, estimators, positions))
+        return cls(asked, fitted, read, split=cast(Split, split), shuffles=shuffles, seed=seed)
 
 
 @dataclass(frozen=True, repr=False)

@@ -105,7 +105,7 @@ def steering_effects(
     *,
     at: str,
     batch_size: int = 8,
-    on_batch: Callable[[int], None] = lambda _: None,
+    on_batch: Callable[[int], object] = lambda _: None,
 ) -> pd.DataFrame:
     """The model's own margin at the last token of every prompt under every intervention.
 
@@ -158,7 +158,7 @@ def steered_replies(
     n_tokens: int,
     *,
     at: str,
-    on_reply: Callable[[int], None] = lambda _: None,
+    on_reply: Callable[[int], object] = lambda _: None,
 ) -> pd.DataFrame:
     """Greedy replies of ``n_tokens`` without intervention (direction ``none``) and under each, changed in every step.
 

@@ -9,7 +9,6 @@ processes may write at once.
 from __future__ import annotations
 
 import json
-import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from klb_probe.errors import KlbError
-from klb_probe.files import write_safetensors
+from klb_probe.files import safe_name, write_safetensors
 from klb_probe.models.residual_model import ResidualModel
 from klb_probe.probes.site import Site
 
@@ -76,7 +75,7 @@ class ResidualStore:
             "computed_in": computed,
             "dtype": stored,
         }
-        name = re.sub(r"[^\w.-]+", "-", model.name).strip("-.")
+        name = safe_name(model.name)
         suffix = stored if stored == computed else f"{stored}-of-{computed}"
         store = cls(
             Path(root) / f"{name}-{model.fingerprint[:12]}-{model.settings[:6]}-{suffix}", facts, DTYPES[stored], entries

@@ -92,7 +92,7 @@ class Trial:
     def measured(self, scores: np.ndarray, hard: np.ndarray, fold: np.ndarray) -> Measures:
         """Measures of columns of scores ``[row, column]``."""
         controls = self.controls
-        where = {"judged": self.judged, "controls": controls, "draws": DRAWS, "seed": self.seed}
+        where: dict[str, Any] = {"judged": self.judged, "controls": controls, "draws": DRAWS, "seed": self.seed}
         found = measure(scores, hard, self.labels, self.stage.groups, fold, **where)
         if controls is None and self.question.family == "rounds" and not found.note:
             return replace(
@@ -197,7 +197,7 @@ def _shuffled_lines(trial: Trial, estimator: Estimator, found: CrossFit, own: li
         labels = shuffled_within_groups(population.labels, stage.groups[population.rows], trial.seed + 1000 + number)
         run = trial.fit(stage.residuals, stage.layers, estimator, labels=labels, like=found)
         runs.append((np.vstack([run.scores, run.nested_scores]).T, trial.placed(labels)))
-    where = {"judged": trial.judged, "draws": DRAWS, "seed": trial.seed}
+    where: dict[str, Any] = {"judged": trial.judged, "draws": DRAWS, "seed": trial.seed}
     scores = np.vstack([found.scores, found.nested_scores]).T
     gained = selectivity(scores, trial.labels, runs, stage.groups, found.fold, **where)
     for at, line in enumerate(own):
@@ -206,7 +206,7 @@ def _shuffled_lines(trial: Trial, estimator: Estimator, found: CrossFit, own: li
             "selectivity_low": gained.low[at],
             "selectivity_high": gained.high[at],
         }
-    single = {"judged": trial.judged, "draws": 2, "seed": trial.seed}
+    single: dict[str, Any] = {"judged": trial.judged, "draws": 2, "seed": trial.seed}
     nothing = np.zeros(scores.shape, bool)
     aurocs = np.stack([measure(one, nothing, labels, stage.groups, found.fold, **single).auroc.value for one, labels in runs])
     kept = ("question", "position", "estimator", "split", "choice", "layer", "chosen", "n", "n_positive", "n_groups")
@@ -248,7 +248,8 @@ def _lengths_read(trial: Trial) -> np.ndarray:
 def _random_features(trial: Trial) -> np.ndarray:
     """Of the rows that have the position; NaN elsewhere."""
     stage = trial.stage
-    ids = [stage.data.sites[stage.position][row].ids for row in np.flatnonzero(stage.usable)]
+    sites = stage.data.sites[stage.position]
+    ids = [site.ids for row in np.flatnonzero(stage.usable) if (site := sites[row]) is not None]
     values = np.full((len(stage.rows), stage.data.d_model), np.nan, np.float32)
     values[stage.usable] = random_features(ids, stage.data.d_model, trial.seed)
     return values

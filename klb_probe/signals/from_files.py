@@ -77,7 +77,7 @@ def read_rounds(
     rounds: Iterator[tuple[Row, Turns]],
     tools: tuple[str, str],
     writer: SignalsSink,
-    on_round: Callable[[Row], None] = lambda _: None,
+    on_round: Callable[[Row], object] = lambda _: None,
     positions: Collection[str] = KINDS,
 ) -> None:
     """Read rounds one by one into a signals file; only some kinds of moments, if they are named."""
@@ -123,7 +123,7 @@ def round_margins(
     """
     if unknown := [name for name in positions if name not in KINDS]:
         raise KlbError(f"unknown position {', '.join(unknown)}; known: {', '.join(KINDS)}")
-    files = read_folder(Path(getattr(run, "folder", run)))
+    files = read_folder(Path(run if isinstance(run, (str, Path)) else run.folder))
     domains = {one.policy.domain: one for one in load_cases(cases, [file.run_meta["domain"] for file in files])}
     lenses: list[Lens] = [lens, LogitLens.of(model, lens.contrast)] if isinstance(lens, MarginLens) else [lens]
     collected = Collected()

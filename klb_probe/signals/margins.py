@@ -192,7 +192,7 @@ def eligibility_margins(
     cases: str = OURS,
     root: Path | None = None,
     batch_size: int = 8,
-    on_batch: Callable[[int], None] = lambda _: None,
+    on_batch: Callable[[int], object] = lambda _: None,
     progress: bool = True,
 ) -> Margins:
     """Margins of every eligibility scenario of the domains (all by default) under the framings.

@@ -80,7 +80,7 @@ class Readouts:
 
     def check_last_block(self, dtype: torch.dtype) -> None:
         """Every lens must read the model's own margin at the last block."""
-        allowed = float(SELF_CHECK_TOLERANCE[dtype] * max(1.0, self.scale[self.done].max()))
+        allowed = SELF_CHECK_TOLERANCE[dtype] * max(1.0, float(self.scale[self.done].max()))
         if not self.last_block_error <= allowed:
             raise KlbError(
                 f"last block and the model's own margin differ by {self.last_block_error:.2g} (allowed {allowed:.2g}): "
@@ -102,7 +102,7 @@ def read_prompts(
     readouts: Readouts,
     *,
     batch_size: int = 8,
-    on_batch: Callable[[int], None] = lambda _: None,
+    on_batch: Callable[[int], object] = lambda _: None,
 ) -> None:
     """Read every prompt that ``readouts`` lacks, at its last token, all layers and lenses from one forward pass.
 

@@ -137,7 +137,8 @@ def _turns(
     if not row.get("gate_passed") and not row.get("transcript"):
         return
     opening, acts = _acts(row, domain, case)
-    note, memory, talk = _note(row, domain), _memory(earlier, domain), []
+    note, memory = _note(row, domain), _memory(earlier, domain)
+    talk: list[tuple[str, str]] = []
     for turn, act in enumerate(acts):
         messages = prompts.agent_messages(
             policy,
@@ -237,7 +238,7 @@ def _our_turns(row: Row, acts: list[_Act]) -> list[_Act]:
 def _public_turns(row: Row, acts: list[_Act], domain: Domain, case: Case) -> list[_Act]:
     """With the tool that closed the case, of which there is no line, and thoughts if there is one for every turn."""
     outcomes, tools = domain.policy.outcomes, domain.policy.tools
-    closing = {outcomes.owed.id: tools.owed.name, outcomes.favored.id: tools.favored.name}.get(row.get("outcome"))
+    closing = {outcomes.owed.id: tools.owed.name, outcomes.favored.id: tools.favored.name}.get(row.get("outcome") or "")
     if closing is not None:
         acts.append(_Act(closing, {"record_id": case.record_id}))
     thoughts = [_TOOL_BEFORE_THOUGHT.sub("", thought, count=1) for thought in row.get("agent_thoughts") or []]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -60,8 +60,6 @@ class _View:
     own: np.ndarray
     sign: int
 
-    arrays: ClassVar[tuple[str, ...]] = ("margins", "random", "own")
-
 
 def _views(labels: pd.DataFrame, margins: np.ndarray, random: np.ndarray, own: np.ndarray) -> Iterator[_View]:
     """The prompts of each wording, and both wordings of a prompt as one."""
@@ -76,9 +74,10 @@ def _views(labels: pd.DataFrame, margins: np.ndarray, random: np.ndarray, own: n
         plain, reverse = found["plain"], found["reversed"]
         same = ["scenario", "framing", "paraphrase"]
         order = plain.labels[same].merge(reverse.labels[same].reset_index(), on=same, validate="one_to_one")["index"]
-        yield _View(
-            "both", plain.labels, *((getattr(plain, name) - getattr(reverse, name)[order]) / 2 for name in _View.arrays), 1
+        margins, random, own = (
+            (getattr(plain, name) - getattr(reverse, name)[order]) / 2 for name in ("margins", "random", "own")
         )
+        yield _View("both", plain.labels, margins, random, own, 1)
 
 
 def _view_tables(view: _View, lenses: Sequence[str], seed: int) -> Iterator[pd.DataFrame]:

@@ -108,7 +108,7 @@ def view_prompt(
         [torch.stack([read(residuals[layer], layer).float().cpu() for read in readers.values()]) for layer in chosen], dim=1
     )
     error = float((margins[:, -1] - contrast.margin(own_logits)).abs().max())
-    allowed = float(SELF_CHECK_TOLERANCE[model.dtype] * max(1.0, own_logits.abs().max()))
+    allowed = SELF_CHECK_TOLERANCE[model.dtype] * max(1.0, float(own_logits.abs().max()))
     if not error <= allowed:
         raise KlbError(
             f"last block and the model's own margin differ by {error:.2g} (allowed {allowed:.2g}): "
