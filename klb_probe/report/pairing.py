@@ -15,7 +15,6 @@ _STATISTICS = ("position", "lens", "layer", "condition", "statistic", "value", "
 _SELECTION = ("position", "lens", "condition", "kind", "layer", "value", "low", "high", "p", *_COUNTS, "note")
 _BASELINES = ("position", "condition", "baseline", "layer", "direction", "value", "low", "high", "note")
 _ACROSS = (OWN, LENGTH, TURNS, WORDS, MONITOR)
-CHANCE = {"auroc": 0.5}
 
 
 def pairing_part(output: Output) -> Part:
