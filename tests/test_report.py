@@ -234,6 +234,14 @@ def test_signals_alone_and_elsewhere(folders, tmp_path):
     assert rounds.views[0].data["lenses"] == ["J-Lens", "logit lens (twin)"]
 
 
+def test_a_folder_inside_that_is_not_filled_yet_is_left_out(folders, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(folders[2], run, ignore=shutil.ignore_patterns("signals", "score"))
+    (run / "signals").mkdir()
+    (run / "signals" / ".begun.parquet").write_bytes(b"")
+    assert [one.kind for one in recognise([run])] == ["run"]
+
+
 # The page
 
 

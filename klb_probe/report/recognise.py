@@ -94,7 +94,8 @@ def _outputs(folder: Path) -> Iterator[Output]:
     yield output
     for name in _INSIDE.get(output.kind, ()):
         inside = folder / name
-        if inside.is_dir() and any(inside.iterdir()):
+        # A folder without any of these is one that a command has begun and not filled yet.
+        if any((inside / mark).is_file() for mark in _MARKS) or any(inside.glob(_TRAJECTORIES)):
             yield from _outputs(inside)
 
 
