@@ -71,6 +71,13 @@ def view_scenario(model: ResidualModel, lens: Any, scenario: Scenario, contrast:
         contrast: The tokens of the margin; a full lens has none of its own.
 
     Raises KlbError where the lens does not give the model's own margin at the last block.
+
+    Examples:
+        >>> logit = klb.LogitLens.of(small, klb.TokenContrast.of(small.chat))
+        >>> margins = klb.eligibility_margins(small, logit, domains=["refund"], questions=["plain"], quick=True)
+        >>> view = klb.view_scenario(small, logit, margins.scenarios[0])
+        >>> len(view.frame) == len(view.texts) * len(view.layers)
+        True
     """
     from klb_probe.lens.margin import LogitLens
     from klb_probe.signals.whole_view import view_prompt

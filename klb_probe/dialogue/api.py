@@ -168,6 +168,13 @@ def load_run(folder: Path) -> Run:
     """A saved run, ours or the public runner's: a folder with trajectories_*.jsonl, or one such file.
 
     Raises KlbError where there are none, and for files that cannot be read.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> asked = {"domains": ["airline"], "conditions": ["emergent"], "trusts": ["high"], "cases_of_each_kind": 1}
+        >>> played = klb.run_dialogues("scripted:deceptive", Path("outputs/kept"), **asked)
+        >>> klb.load_run(Path("outputs/kept")).rows == played.rows
+        True
     """
     return Run(Path(folder), [row for file in read_folder(Path(folder)) for row in file.rows])
 

@@ -58,6 +58,9 @@ class Cast:
         }
 
 
+_WALK = ("domain", "condition", "initial", "sample")  # what rows of one trajectory share
+
+
 @dataclass(repr=False)
 class Run:
     """A finished or running set of dialogues in a folder.
@@ -65,6 +68,13 @@ class Run:
     Attributes:
         folder: Where the files are.
         rows: One a round, as on file.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> asked = {"domains": ["airline"], "trusts": ["high"], "cases_of_each_kind": 2}
+        >>> run = klb.run_dialogues("scripted:deceptive", Path("outputs/short"), **asked)
+        >>> run.frame.groupby("condition")["lied"].sum().to_dict()
+        {'control': 0, 'emergent': 2, 'instructed': 2}
     """
 
     folder: Path
@@ -88,7 +98,7 @@ class Run:
         return {
             "agent": ", ".join(names["agent"]) or "none",
             "rounds": len(self.rows),
-            "trajectories": len({trajectory_of(row) for row in self.rows}),
+            "trajectories": len({tuple(row.get(key) for key in _WALK) for row in self.rows}),
             "domains": ", ".join(names["domain"]),
             "conditions": ", ".join(map(our_condition, names["condition"])),
             "folder": self.folder,

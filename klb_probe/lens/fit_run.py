@@ -14,10 +14,10 @@ from klb_probe.lens.fitting import Fit, FitOptions, fit_lens, fit_settings
 from klb_probe.lens.margin import MarginLens
 from klb_probe.models.chat import BosPolicy
 from klb_probe.models.residual_model import ResidualModel
+from klb_probe.progress import progress_bar
 
 if TYPE_CHECKING:
-    from klb_probe.progress import progress_bar
-from klb_probe.lens.jacobian import JacobianLens
+    from klb_probe.lens.jacobian import JacobianLens
 
 log = logging.getLogger(__name__)
 

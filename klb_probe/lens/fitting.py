@@ -317,4 +317,4 @@ def fit_full_lens(
     model: ResidualModel, corpus: Corpus, contrast: TokenContrast, options: FitOptions = FitOptions(), **how: Any
 ) -> JacobianLens:
     """:func:`fit_lens` of kind ``full``."""
-    return cast(JacobianLens, fit_lens(model, corpus, contrast, replace(options, kind="full"), **how))
+    return cast("JacobianLens", fit_lens(model, corpus, contrast, replace(options, kind="full"), **how))

@@ -68,7 +68,12 @@ class ModelSource:
 
 @cache
 def registry() -> dict[str, RegistryEntry]:
-    """The known aliases."""
+    """The known aliases.
+
+    Examples:
+        >>> klb.registry()["smollm2-135m"].hub
+        'HuggingFaceTB/SmolLM2-135M-Instruct'
+    """
     raw = yaml.safe_load(Path(__file__).with_name("registry.yaml").read_text(encoding="utf-8"))
     return {alias: RegistryEntry.model_validate(entry) for alias, entry in raw.items()}
 
@@ -77,6 +82,11 @@ def resolve(name: str) -> ModelSource:
     """Find the weights a name stands for, without loading anything.
 
     An alias wins; then an existing path; then anything shaped ``owner/name`` is a hub id. Raises KlbError for the rest.
+
+    Examples:
+        >>> source = klb.resolve("smollm2-135m")
+        >>> source.gguf.suffix, source.hub is None
+        ('.gguf', True)
     """
     entries = registry()
     if name in entries:

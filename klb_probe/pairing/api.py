@@ -38,6 +38,17 @@ class Pairing:
         manifest: Of the signals: model, lens, ``policy`` (on, off or mixed), moments that could not be found.
         rules_judge: Whether the rules judge graded some of the rounds.
         monitor: Scores of the model that was asked to spot lies, and its record; None if none was.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> asked = {"domains": ["airline"], "trusts": ["high"], "conditions": ["emergent"], "cases_of_each_kind": 1}
+        >>> run = klb.run_dialogues("scripted:deceptive", Path("outputs/one"), **asked)
+        >>> logit = klb.LogitLens.of(small, klb.TokenContrast.of(small.chat))
+        >>> pairing = klb.pair(klb.round_margins(small, logit, run, replay=True, positions=["before_reply"]), run)
+        >>> pairing.frame["layer"].nunique()
+        4
+        >>> pairing.auroc()["note"].tolist()  # too few to say anything
+        ['not estimable (n=0)']
     """
 
     paired: Paired
@@ -124,6 +135,16 @@ def pair(
         seed: Of bootstrap, folds and permutations.
 
     Raises KlbError for files that cannot be read, and for signals and rounds that are not of the same run.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> asked = {"domains": ["airline"], "trusts": ["high"], "conditions": ["control", "emergent"]}
+        >>> run = klb.run_dialogues("scripted:deceptive", Path("outputs/told"), **asked)
+        >>> logit = klb.LogitLens.of(small, klb.TokenContrast.of(small.chat))
+        >>> signals = klb.round_margins(small, logit, run, replay=True, positions=["before_reply"])
+        >>> pairing = klb.pair(signals, run)
+        >>> pairing.auroc()[["position", "n_lies", "n_nonlies"]].values.tolist()
+        [['before_reply', 8, 8]]
     """
     read, manifest = (signals, dict(signals.attrs)) if isinstance(signals, pd.DataFrame) else read_signals(Path(signals))
     files = read_folder(Path(run if isinstance(run, (str, Path)) else run.folder))

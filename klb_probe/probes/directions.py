@@ -172,7 +172,14 @@ def save_directions(path: Path, probes: Iterable[LinearProbe], metadata: Directi
 
 
 def load_directions(path: Path) -> Directions:
-    """Read a file of directions; KlbError when it is not one of ours, or damaged."""
+    """Read a file of directions; KlbError when it is not one of ours, or damaged.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> directions = klb.load_directions(Path("outputs/probe/directions.safetensors"))
+        >>> directions.frame[["question", "estimator", "position"]].values.tolist()
+        [['framing', 'mean_difference', 'answer']]
+    """
     path = Path(path)
     if path.is_dir():
         raise KlbError(f"{path} is a folder; name the file of directions, {path / 'directions.safetensors'}")

@@ -115,6 +115,17 @@ class ProbeResults:
         directions: Probes learned from all rows, of every layer.
         sets: What they are.
         data: What all this was computed from.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> logit = klb.LogitLens.of(small, klb.TokenContrast.of(small.chat))
+        >>> options = klb.ProbeOptions(questions=("framing",), estimators=("mean_difference",), shuffles=1)
+        >>> found = klb.train_probes(small, logit, options, domains=["airline", "debt", "refund"], quick=True)
+        >>> sorted(set(found.probes["choice"]))
+        ['layer', 'nested', 'none']
+        >>> found.save(Path("outputs/mine.safetensors"), small)
+        >>> klb.load_probe(Path("outputs/mine.safetensors"), small).question
+        'framing'
     """
 
     probes: pd.DataFrame
