@@ -28,7 +28,7 @@ from klb_probe.run_command import run_dialogues_command
 from klb_probe.score_command import SCORE_EXAMPLE, score
 from klb_probe.steer_command import STEER_EXAMPLE, steer
 
-# Narrower than this, typer's framed help cuts off names: help and errors are then plain text, whose lines are broken.
+# Columns; on a narrower terminal typer's frames cut names off, so that help and errors are plain there.
 _FRAMED = 80
 
 
@@ -36,7 +36,7 @@ def command_app(**settings: Any) -> typer.Typer:
     """A typer app with this project's settings."""
     return typer.Typer(
         pretty_exceptions_enable=False,
-        rich_markup_mode="rich" if shutil.get_terminal_size().columns >= _FRAMED else None,
+        rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
         **settings,
     )
@@ -96,6 +96,8 @@ def run(command: typer.Typer) -> None:
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")
+    if shutil.get_terminal_size().columns < _FRAMED:
+        command.rich_markup_mode = None
     try:
         command()
     except KlbError as error:
@@ -103,9 +105,10 @@ def run(command: typer.Typer) -> None:
             raise
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
-        sys.exit(130)
+    except SystemExit as stop:
+        if stop.code == 130:  # typer's own answer to Ctrl-C, without a word
+            typer.echo("interrupted", err=True)
+        raise
     except OSError as error:
         if debug:
             raise

@@ -197,6 +197,7 @@ def _fit(asked: dict) -> None:
     else:
         lens.save(path)
     checkpoint.remove()
+    assert lens.metadata is not None  # a lens that was just fitted has it
     _report(asked, lens.metadata, path, chosen)
 
 
