@@ -113,7 +113,7 @@ def test_a_run_says_who_played_and_how_often_it_lied(tmp_path):
     rates = saved.panel(["condition"]).set_index(["condition", "metric"])
     for condition in ("control", "emergent"):
         line = rates.loc[(condition, "DR")]
-        assert f"{estimate(line)}, n = {line.n}" in page.text
+        assert f"{estimate(line)}, n = {int(line.n)}" in page.text
     assert "-" in page.text  # nobody lied under control, so nobody was found out
 
 

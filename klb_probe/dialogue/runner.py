@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MAX_CONSECUTIVE_ERRORS = 20
+_WALK = ("agent", "domain", "condition", "initial", "sample")
 _HEADLINE = {"KPR": "gate passed", "DR": "owed rounds with a lie", "Det": "lies found out"}
 _RUN_NOTE = "95 % intervals of a bootstrap over trajectories; a rate of nothing, or an interval of one trajectory, is left out."
 
@@ -88,7 +89,7 @@ class Run:
         return {
             "agent": ", ".join(names["agent"]) or "none",
             "rounds": len(self.rows),
-            "trajectories": len({trajectory_of(row) for row in self.rows}),
+            "trajectories": len({tuple(row.get(key) for key in _WALK) for row in self.rows}),
             "domains": ", ".join(names["domain"]),
             "conditions": ", ".join(map(our_condition, names["condition"])),
             "folder": self.folder,
