@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MAX_CONSECUTIVE_ERRORS = 20
+_WALK = ("agent", "domain", "condition", "initial", "sample")
 _HEADLINE = {"KPR": "gate passed", "DR": "owed rounds with a lie", "Det": "lies found out"}
 _RUN_NOTE = "95 % intervals of a bootstrap over trajectories; a rate of nothing, or an interval of one trajectory, is left out."
 
