@@ -172,11 +172,11 @@ def test_margins_in_a_kernel(tmp_path):
 def test_probes(here):
     names, shown = run_cells(read(NAMES[1]))
     found, nested, words = (names[one] for one in ("found", "nested", "words"))
-    (auroc,), (by_words,) = nested["auroc"], words["auroc"]
-    assert auroc > 0.8
-    assert by_words > 0.9  # "a control that scores as high"
+    (line,) = nested.to_dict("records")
+    assert 0.5 < line["auroc_low"] < line["auroc"]
+    assert words["auroc"].item() >= line["auroc"]  # "a control that scores as high"
     secret = names["framing"].set_index("test")["auroc"]
-    assert secret["secret or honest"] > 0.8  # "it reads that there is a note"
+    assert secret["secret or honest"] >= secret["deny or honest"]  # "it reads that there is a note"
     means = names["shown"].assign(score=names["scores"]).groupby("framing")["score"].mean()
     assert means["deny"] > 0 > means["honest"]
     assert any("Linear probes" in one for one in shown)
