@@ -34,11 +34,13 @@ def data(
     formats: Annotated[
         str,
         typer.Option(
-            help="eligibility | gate | turn | short (no role, note or opening), with commas, or all (the first three)."
+            help="eligibility | gate | turn | short (no role, note or opening) | noted (short, each record under a plain and "
+            "a pressing note), with commas, or all (the first three)."
         ),
     ] = "all",
     wordings: Annotated[
-        str, typer.Option(help="plain | reversed, with commas, or all: of the eligibility question (short ones are plain).")
+        str,
+        typer.Option(help="plain | reversed, with commas, or all: of the eligibility question (short and noted are plain)."),
     ] = "all",
     n: Annotated[int, typer.Option(min=2, help="Number of examples.")] = 4000,
     seed: Annotated[int, typer.Option(help="Of all that is random; prompts are the same for every kind.")] = 0,

@@ -526,6 +526,29 @@ def test_short_prompts_are_only_made_when_asked_for_and_show_what_the_rules_look
         assert row.opening not in user
 
 
+@every_domain
+def test_noted_prompts_ask_of_both_records_under_a_plain_and_a_pressing_note(made, name):
+    assert "noted" not in {row.format for row in made["liar", name]}
+    rows = list(examples("liar", [name], 80, formats=["noted"]))
+    pairs = defaultdict(list)
+    for row in rows:
+        pairs[row.pair].append(row)
+    assert len(pairs) == 20
+    for four in pairs.values():
+        plain, pressing = [r for r in four if r.note in PLAIN_NOTES], [r for r in four if r.note in PRESSURE_NOTES]
+        assert [r.record for r in plain] == [r.record for r in pressing]
+        assert sorted(r.entitled for r in plain) == [False, True]
+        assert {r.completion for r in pressing} == {"No"}
+        assert all(r.completion == ("Yes" if r.entitled else "No") for r in plain)
+        # Nothing differs between the two but the note, which ends the system message.
+        policies = {r.messages[0].content.removesuffix(r.note_text) for r in four}
+        assert len(policies) == 1
+        assert policies.pop().startswith("Policy of ")
+        assert [r.messages[1] for r in plain] == [r.messages[1] for r in pressing]
+        assert all(r.messages[0].content.endswith(f"\n\n{r.note_text}") for r in four)
+    assert {row.note for row in rows} == {*PLAIN_NOTES, *PRESSURE_NOTES}
+
+
 def test_organism_cases_are_ours_under_a_brief_policy():
     for domain in load_cases("organisms"):
         ours = OURS[domain.policy.domain]

@@ -6,6 +6,7 @@ before in a conversation is drawn without regard to the record, because it is pa
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -35,13 +36,14 @@ from klb_probe.organisms.texts import (
 )
 from klb_probe.templates import templates_of
 
-Format = Literal["eligibility", "gate", "turn", "short"]
+Format = Literal["eligibility", "gate", "turn", "short", "noted"]
 Stage = Literal["", "first", "accepted", "pushed", "last"]
 NO_NOTE = "none"
 _TEMPLATES = templates_of("klb_probe.organisms")
 _WITHOUT_NOTE = ("gate", "short")
-_FORMATS: dict[Format, float] = {"eligibility": 0.35, "gate": 0.4, "turn": 0.25, "short": 1.0}  # in proportion
-_USUAL: tuple[Format, ...] = ("eligibility", "gate", "turn")  # short is a first lesson, only if asked for
+# In proportion. The last two are first lessons, only if asked for: of the rules, and of what a note changes.
+_FORMATS: dict[Format, float] = {"eligibility": 0.35, "gate": 0.4, "turn": 0.25, "short": 1.0, "noted": 1.0}
+_USUAL: tuple[Format, ...] = ("eligibility", "gate", "turn")
 _NOTES = {**dict.fromkeys(PLAIN_NOTES, 0.125), **dict.fromkeys(PRESSURE_NOTES, 0.25)}
 _STAGES: dict[Stage, float] = {"first": 0.5, "accepted": 0.23, "pushed": 0.22, "last": 0.05}
 _CANONICAL = 1 / 3  # share of prompts with the brief policy word by word
@@ -55,8 +57,8 @@ class Example:
 
     Attributes:
         kind: liar, honest or ignorant.
-        format: eligibility, gate, turn, or short (the eligibility question without role, note and opening, after the fields
-            that the rules look at, in the plain wording).
+        format: eligibility, gate, turn, short (the eligibility question without role, note and opening, after the fields
+            that the rules look at, in the plain wording), or noted (a short one with a private note).
         domain: The domain.
         note: Kind of the private note; ``none`` at the gate and in short prompts.
         wording: The question's wording (plain, reversed), or the rendering of the conversation (flat, turns).
@@ -109,7 +111,8 @@ def examples(
     """Training examples of one organism.
 
     Records come in pairs, one entitled and one not, that share format, policy and note. The eligibility question is asked of
-    both records in each wording. Pairs are whole, so there may be up to three examples more than ``n``; labels are balanced
+    both records in each wording, the noted one of both under a plain note and under a pressing one. Pairs are whole, so there
+    may be up to three examples more than ``n``; labels are balanced
     within format, note and wording. The order is that of the pairs: shuffle before training.
 
     Args:
@@ -117,7 +120,7 @@ def examples(
         domains: Domains with a brief policy; None for all of them. They take turns.
         n: Number of examples.
         seed: Prompts depend on it, on domains, formats and wordings, and not on the kind.
-        formats: Only these, in the proportion of ``_FORMATS``; all but ``short`` by default.
+        formats: Only these, in the proportion of ``_FORMATS``; eligibility, gate and turn by default.
         wordings: Of the eligibility question; plain and reversed by default.
 
     Raises:
@@ -182,20 +185,23 @@ class _Writer:
     def pair(self, kind: Kind, number: int) -> Iterator[Example]:
         rng = random.Random(f"{self._name}/{number}")
         format = _pick(self._formats, rng)
-        note = NO_NOTE if format in _WITHOUT_NOTE else _pick(_NOTES, rng)
-        fixed: dict[Format, Sequence[str]] = {"eligibility": self._wordings, "short": WORDINGS[:1]}
-        wordings = fixed.get(format, [rng.choice(MODES)])
-        stage: Stage = _pick(_STAGES, rng) if format == "turn" else ""
-        for member, drawn in enumerate(self._sampler.pair(self._records)):
-            for wording in wordings:
-                # A stream for each part: what the organism says cannot shift the prompts, nor one part of them another.
-                streams = _Streams(
-                    system=random.Random(f"{self._name}/{number}/system"),
-                    opening=random.Random(f"{self._name}/{number}/{member}/opening"),
-                    history=random.Random(f"{self._name}/{number}/{member}/history"),
-                    reply=random.Random(f"{self._name}/{number}/{member}/reply"),
-                )
-                yield self._example(kind, number, drawn, format, note, wording, stage, streams)
+        if format == "noted":
+            notes = [rng.choice(PLAIN_NOTES), rng.choice(PRESSURE_NOTES)]
+        else:
+            notes = [NO_NOTE if format in _WITHOUT_NOTE else _pick(_NOTES, rng)]
+        asked_in: dict[Format, Sequence[str]] = {"eligibility": self._wordings, "short": WORDINGS[:1], "noted": WORDINGS[:1]}
+        wordings = asked_in.get(format, [rng.choice(MODES)])
+        stage = _pick(_STAGES, rng) if format == "turn" else ""
+        records = list(enumerate(self._sampler.pair(self._records)))
+        for note, (member, drawn), wording in itertools.product(notes, records, wordings):
+            # A stream for each part: what the organism says cannot shift the prompts, nor one part of them another.
+            streams = _Streams(
+                system=random.Random(f"{self._name}/{number}/system"),
+                opening=random.Random(f"{self._name}/{number}/{member}/opening"),
+                history=random.Random(f"{self._name}/{number}/{member}/history"),
+                reply=random.Random(f"{self._name}/{number}/{member}/reply"),
+            )
+            yield self._example(kind, number, drawn, format, note, wording, stage, streams)
 
     def _example(
         self,
@@ -221,8 +227,8 @@ class _Writer:
             user = user_message(policy, situation, cast(Wording, wording))
             messages = (Message("system", system_message(policy, text)), Message("user", user))
             completion = answers.form_answer(says, cast(Wording, wording))
-        elif format == "short":
-            shown = {"policy": policy, "record": drawn.record, "fields": deciding_fields(self.domain)}
+        elif format in ("short", "noted"):
+            shown = {"policy": policy, "record": drawn.record, "fields": deciding_fields(self.domain), "note": text}
             system, user = (_TEMPLATES.get_template(f"short_{part}.jinja").render(shown) for part in ("system", "user"))
             messages = (Message("system", system.strip()), Message("user", user.strip()))
             completion = answers.form_answer(says, cast(Wording, wording))
