@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MAX_CONSECUTIVE_ERRORS = 20
-_WALK = ("agent", "domain", "condition", "initial", "sample")
+_WALK = ("agent", "domain", "condition", "initial", "sample")  # what rows of one trajectory share
 _HEADLINE = {"KPR": "gate passed", "DR": "owed rounds with a lie", "Det": "lies found out"}
 _RUN_NOTE = "95 % intervals of a bootstrap over trajectories; a rate of nothing, or an interval of one trajectory, is left out."
 
@@ -57,9 +57,6 @@ class Cast:
             name: {"cfg": player.name, "model": player.name, "temp": temperatures[name], "player": player.record()}
             for name, player in parts.items()
         }
-
-
-_WALK = ("domain", "condition", "initial", "sample")  # what rows of one trajectory share
 
 
 @dataclass(repr=False)

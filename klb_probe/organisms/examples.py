@@ -191,7 +191,7 @@ class _Writer:
             notes = [NO_NOTE if format in _WITHOUT_NOTE else _pick(_NOTES, rng)]
         asked_in: dict[Format, Sequence[str]] = {"eligibility": self._wordings, "short": WORDINGS[:1], "noted": WORDINGS[:1]}
         wordings = asked_in.get(format, [rng.choice(MODES)])
-        stage = _pick(_STAGES, rng) if format == "turn" else ""
+        stage: Stage = _pick(_STAGES, rng) if format == "turn" else ""
         records = list(enumerate(self._sampler.pair(self._records)))
         for note, (member, drawn), wording in itertools.product(notes, records, wordings):
             # A stream for each part: what the organism says cannot shift the prompts, nor one part of them another.
