@@ -486,6 +486,10 @@ def test_pointer_and_keys_read_values(opened, folders):
     assert shown(3) in chart.locator(".readout").inner_text()
     chart.locator("summary").click()
     assert chart.locator("tbody tr").count() == 4
+    score = panel.locator("figure", has_text="AUROC of entitlement").first
+    score.locator("svg[tabindex]").focus()
+    opened.keyboard.press("End")
+    assert re.search(r"honest 0\.\d\d \[0\.\d\d, [01]\.\d\d\]", score.locator(".readout").inner_text())
 
 
 def test_pairs_side_by_side_with_what_differs(opened, parts):
@@ -584,8 +588,9 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(browser, page_file):
             assert page.evaluate("document.documentElement.scrollWidth") <= 375, tab.inner_text()
 
 
-def test_thousands_of_rounds(browser, tmp_path):
+def test_thousands_of_rounds(browser, tmp_path, monkeypatch):
     """A page of 3,000 rounds with signals opens at once: a list of a hundred, and one chunk parsed."""
+    monkeypatch.setattr("os.fsync", lambda _: None)  # 3,000 rows need not survive a power cut
     run = report_folders.play_rounds(tmp_path, 150, 10, ("before_reply",), ("margin", "logit"))
     made = sum(1 for line in next(run.glob("trajectories_*")).open() if '"round"' in line)
     assert made == 3000

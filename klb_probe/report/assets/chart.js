@@ -24,7 +24,7 @@ function ticks(low, high, count = 5) {
 /**
  * spec: title, x (its name), y (its name), range ([low, high], or none), reference (a thin line across), note,
  * lines [{name, x, value, low, high, colour, dash, mark, bold}], nulls [{name, x, null, colour}] (null and 1 - null),
- * across [{name, value, colour, dash}], ringed (an x to point out), control (whether it stands beside for comparison).
+ * across [{name, value, colour, dash}], sign (whether values have one), places (their digits), ringed (an x to point out), control (whether it stands beside for comparison).
  */
 function lineChart(spec) {
   const lines = spec.lines.filter((line) => line.value.some((value) => value != null));
@@ -106,8 +106,9 @@ function lineChart(spec) {
     const value = line.value[index];
     if (value == null) return "not defined";
     const places = spec.places || 2;
-    const bounds = line.low && line.low[index] != null ? ` [${digits(line.low[index], spec.sign, places)}, ${digits(line.high[index], spec.sign, places)}]` : "";
-    return digits(value, spec.sign, places) + bounds;
+    const signed = Boolean(spec.sign);
+    const bounds = line.low && line.low[index] != null ? ` [${digits(line.low[index], signed, places)}, ${digits(line.high[index], signed, places)}]` : "";
+    return digits(value, signed, places) + bounds;
   }
   function key(event) {
     const here = xs.indexOf(at ?? xs[xs.length - 1]);

@@ -102,9 +102,9 @@ function roundsView(about, host, chunk) {
     const words = (value) => (value === true ? "yes" : value === false ? "no" : value);
     const rows = (found) => Object.entries(found || {}).map(([name, value]) => [name.replaceAll("_", " "), words(value)]);
     const outcome = ["order_id", "item", "outcome", "owed_outcome", "entitled_outcome", "event", "malformed", "error"].filter((name) => round[name] != null);
-    return [h("h3", {}, "What the judge found"), h("div", { class: "grid" },
+    return [h("h3", {}, "What the judge found"),
       round.facts ? table({ title: "Facts, as the judge gave them", columns: ["fact", "found"], rows: rows(round.facts) }, "facts") : h("p", {}, "No verdict on this round."),
-      round.derived && table({ title: "Verdicts that follow from them", columns: ["verdict", "holds"], rows: rows(round.derived) }, "facts"),
+      h("div", { class: "grid" }, round.derived && table({ title: "Verdicts that follow from them", columns: ["verdict", "holds"], rows: rows(round.derived) }, "facts"),
       table({ title: "The round", columns: ["", ""], rows: outcome.map((name) => [name.replaceAll("_", " "), round[name]]) }, "facts"))];
   }
 
