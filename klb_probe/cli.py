@@ -89,6 +89,14 @@ def main() -> None:
     run(app)
 
 
+def _told(stop: BaseException) -> bool:
+    """Whether the Ctrl-C behind an exit carries a message, which the command has then shown."""
+    error: BaseException | None = stop
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None and bool(str(error))
+
+
 def run(command: typer.Typer) -> None:
     """Run a typer app: a user's mistake is one line on stderr and exit code 2."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
@@ -106,7 +114,7 @@ def run(command: typer.Typer) -> None:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)
     except SystemExit as stop:
-        if stop.code == 130:  # typer's own answer to Ctrl-C, without a word
+        if stop.code == 130 and not _told(stop):  # typer's own answer to Ctrl-C, without a word
             typer.echo("interrupted", err=True)
         raise
     except OSError as error:

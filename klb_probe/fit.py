@@ -188,8 +188,9 @@ def _fit(asked: dict) -> None:
             resume=asked["resume"],
         )
     except KeyboardInterrupt as stop:
-        typer.echo(str(stop) or "stopped before the first prompt: nothing to go on with", err=True)
-        raise
+        said = str(stop) or "stopped before the first prompt: nothing to go on with"
+        typer.echo(said, err=True)
+        raise KeyboardInterrupt(said) from stop
     if isinstance(lens, MarginLens):
         save_lens(lens, path)
     elif asked["shard"]:

@@ -187,9 +187,10 @@ def run_dialogues_command(
                 on_turns=on_turns,
                 record={"arguments": {key: plain_argument(value) for key, value in given.items()}},
             )
-    except KeyboardInterrupt:
-        typer.echo(f"stopped; continue with --out {folder} --resume", err=True)
-        raise
+    except KeyboardInterrupt as stop:
+        said = f"stopped; continue with --out {folder} --resume"
+        typer.echo(said, err=True)
+        raise KeyboardInterrupt(said) from stop
     typer.echo("\n".join(counts(run.rows)))
     if chosen.shard:
         typer.echo(f"shard {chosen.shard}; with all of them: klb-probe merge ... --out WHOLE")

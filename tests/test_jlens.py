@@ -303,20 +303,6 @@ def test_a_framing_named_twice_counts_once(folder, lens_file, tmp_path):
     assert json.loads((out / "run.json").read_text())["counts"]["prompts"] == 4 * 2 * 2
 
 
-def test_the_notebook_runs_top_to_bottom(monkeypatch, smollm):
-    """Every code cell, in order, through the public API, with the one shared model."""
-    import klb_probe
-
-    notebook = json.loads((Path(__file__).parents[1] / "notebooks" / "01_layer_margins.ipynb").read_text())
-    monkeypatch.setattr(klb_probe, "load_model", lambda _name: smollm, raising=False)
-    names: dict = {}
-    for cell in notebook["cells"]:
-        if cell["cell_type"] == "code":
-            exec(compile("".join(cell["source"]), "notebook", "exec"), names)
-    assert len(names["margins"].prompts) == 2 * 4 * 2 * 2  # domains x pairs x twins x wordings
-    assert names["pair"]["scenario"].nunique() == 2
-
-
 def test_the_run_record_says_what_was_used(run, lens_file):
     record = json.loads((run / "run.json").read_text())
     assert record["complete"] is True

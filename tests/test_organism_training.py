@@ -259,10 +259,9 @@ def test_the_loss_falls_and_everything_is_written(trained):
     assert organism.data_command == "klb-probe organism data ..."
 
 
-def test_beside_a_base_in_bfloat16_the_adapter_learns_the_same_in_float32(trained, request_for, tmp_path):
+def test_beside_a_base_in_bfloat16_the_adapter_learns_the_same(trained, request_for, tmp_path):
     request, whole = trained
     result = train_organism(request_for(tmp_path / "out", dtype="bfloat16"))
-    assert {tensor.dtype for tensor in load_file(tmp_path / "out" / WEIGHTS).values()} == {torch.float32}
     assert result.settings["dtype"] == "bfloat16" != whole.settings["dtype"]
     ours, theirs = (pd.read_csv(folder / CURVE)["held_out_loss"].dropna() for folder in (tmp_path / "out", request.out))
     np.testing.assert_allclose(ours, theirs, rtol=0.03)  # 8 bits of each number

@@ -485,6 +485,7 @@ def test_pointer_and_keys_read_values(opened, folders):
     opened.mouse.move(box["x"] + box["width"] - 15, box["y"] + 60)
     assert shown(3) in chart.locator(".readout").inner_text()
     chart.locator("summary").click()
+    chart.locator("tbody tr").first.wait_for()  # made when it is opened
     assert chart.locator("tbody tr").count() == 4
     score = panel.locator("figure", has_text="AUROC of entitlement").first
     score.locator("svg[tabindex]").focus()

@@ -73,9 +73,9 @@ def transfer_table(transfer: pd.DataFrame, estimator: str | None = None) -> Tabl
     many = rows["split"].nunique() > 1
     printed = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in ("trained on", "tested on", "position", "estimator", *["split"] * many):
-        printed.add_column(title)
+        printed.add_column(title, no_wrap=True)
     for title in ("layer", "AUROC [95 %]", "n / groups"):
-        printed.add_column(title, justify="right")
+        printed.add_column(title, justify="right", no_wrap=True)
     for line in rows.itertuples():
         cells = [line.train, line.test, line.position, line.estimator, *[line.split] * many]
         printed.add_row(*cells, whole(line.layer), with_interval(line), f"{whole(line.n)} / {whole(line.n_groups)}")
