@@ -18,3 +18,13 @@ def klb(*arguments: object) -> int:
     finally:
         sys.argv = before
     return 0
+
+
+# A probe run of seconds on a tiny model.
+SMALL_PROBE = (
+    "--quick",
+    *("--domains", "airline,deposit,refund"),
+    *("--estimators", "mean_difference"),
+    *("--shuffles", 1),
+    *("--lens", "logit"),
+)

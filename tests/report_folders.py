@@ -7,7 +7,7 @@ from pathlib import Path
 
 import planted_contest
 import planted_signals
-from command import klb
+from command import SMALL_PROBE, klb
 from tiny import save_tiny_llama
 
 from klb_probe.contest.table import contest_table
@@ -30,19 +30,11 @@ def read_margins(root: Path) -> None:
     asked = ("jlens", "--quick", "--model", model, "--lens", lens, "--domains", "airline,debt")
     assert klb(*asked, "--out", root / "jlens") == 0
     assert klb(*asked, "--positions", "all", "--top-k", 3, "--out", root / "tokens") == 0
-    small = (
-        "--quick",
-        "--domains",
-        "airline,deposit,refund",
-        "--estimators",
-        "mean_difference",
-        "--shuffles",
-        1,
-        "--lens",
-        "logit",
-    )
     assert (
-        klb("probe", "--model", model, *small, "--question", "framing", "--store", root / "store", "--out", root / "probe") == 0
+        klb(
+            "probe", "--model", model, *SMALL_PROBE, "--question", "framing", "--store", root / "store", "--out", root / "probe"
+        )
+        == 0
     )
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
-from command import klb
+from command import SMALL_PROBE, klb
 from rich.console import Console
 from tiny import save_tiny_llama
 
@@ -20,17 +20,6 @@ from klb_probe.probe_command import PROBE_FILES, print_results
 from klb_probe.probes.directions import load_directions, load_probe
 
 MEASURES = ("auroc", "balanced_accuracy", "recall_1_percent", "selectivity")
-SMALL = (
-    "--quick",
-    "--domains",
-    "airline,deposit,refund",
-    "--estimators",
-    "mean_difference",
-    "--shuffles",
-    1,
-    "--lens",
-    "logit",
-)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +32,7 @@ def probed(folder, tmp_path_factory):
     """One run, and its store."""
     root = tmp_path_factory.mktemp("probe")
     code = klb(
-        "probe", "--model", folder, *SMALL, "--question", "framing,lie", "--out", root / "out", "--store", root / "store"
+        "probe", "--model", folder, *SMALL_PROBE, "--question", "framing,lie", "--out", root / "out", "--store", root / "store"
     )
     assert code == 0
     return root
@@ -87,7 +76,7 @@ def test_residuals_are_read_once(probed, folder, tmp_path, monkeypatch):
         raise AssertionError("the model was read again")
 
     monkeypatch.setattr("klb_probe.probes.extract.prefill", never)
-    arguments = ("probe", "--model", folder, *SMALL, "--question", "framing,lie", "--store", probed / "store")
+    arguments = ("probe", "--model", folder, *SMALL_PROBE, "--question", "framing,lie", "--store", probed / "store")
     assert klb(*arguments, "--out", tmp_path / "again") == 0
     for name in ("probes.csv", "transfer.csv", "scores.csv"):
         assert (tmp_path / "again" / name).read_text() == (probed / "out" / name).read_text()
@@ -108,7 +97,7 @@ def test_residuals_are_read_once(probed, folder, tmp_path, monkeypatch):
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(arguments, said, probed, folder, tmp_path, capsys):
-    code = klb("probe", "--model", folder, *SMALL, "--store", probed / "store", "--out", tmp_path / "out", *arguments)
+    code = klb("probe", "--model", folder, *SMALL_PROBE, "--store", probed / "store", "--out", tmp_path / "out", *arguments)
     error = capsys.readouterr().err.strip().splitlines()
     assert code == 2
     assert error[-1].startswith("error: ")
@@ -118,7 +107,7 @@ def test_mistakes_are_one_line_and_leave_nothing(arguments, said, probed, folder
 
 def test_a_folder_with_results_is_not_overwritten_unasked(probed, folder, capsys):
     before = (probed / "out" / "probes.csv").read_bytes()
-    assert klb("probe", "--model", folder, *SMALL, "--store", probed / "store", "--out", probed / "out") == 2
+    assert klb("probe", "--model", folder, *SMALL_PROBE, "--store", probed / "store", "--out", probed / "out") == 2
     said = capsys.readouterr().err
     assert "exists" in said
     assert "--resume" not in said
@@ -127,7 +116,7 @@ def test_a_folder_with_results_is_not_overwritten_unasked(probed, folder, capsys
 
 def test_a_store_that_cannot_be_made_is_named_before_anything_is_read(folder, tmp_path, capsys):
     (tmp_path / "store").write_text("a file")
-    assert klb("probe", "--model", folder, *SMALL, "--store", tmp_path / "store", "--out", tmp_path / "out") == 2
+    assert klb("probe", "--model", folder, *SMALL_PROBE, "--store", tmp_path / "store", "--out", tmp_path / "out") == 2
     assert f"cannot be made: {tmp_path / 'store'} is a file" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -137,7 +126,7 @@ def test_a_stopped_run_says_how_to_go_on(folder, tmp_path, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("klb_probe.probes.api.train_probes", stop)
-    assert klb("probe", "--model", folder, *SMALL, "--store", tmp_path / "store", "--out", tmp_path / "out") == 130
+    assert klb("probe", "--model", folder, *SMALL_PROBE, "--store", tmp_path / "store", "--out", tmp_path / "out") == 130
     assert f"kept in {tmp_path / 'store'}, and the same command goes on" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
 
