@@ -443,6 +443,7 @@ def test_switches_change_what_is_drawn_and_the_other_lens_stays(opened):
 
     def lines(at):
         drawn = panel.locator("figure").nth(at).locator("[data-line]")
+        drawn.first.wait_for(state="attached")  # charts are drawn when they come into view
         return drawn.evaluate_all("all => all.map(one => one.dataset.line)")
 
     assert len(names()) == 10
