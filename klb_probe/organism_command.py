@@ -35,12 +35,12 @@ def data(
         str,
         typer.Option(
             help="eligibility | gate | turn | short (no role, note or opening) | noted (short, each record under a plain and "
-            "a pressing note), with commas, or all (the first three)."
+            "a pressing note, for an answer or a message), with commas, or all (the first three)."
         ),
     ] = "all",
     wordings: Annotated[
         str,
-        typer.Option(help="plain | reversed, with commas, or all: of the eligibility question (short and noted are plain)."),
+        typer.Option(help="plain | reversed, with commas, or all: of the eligibility question (short ones are plain)."),
     ] = "all",
     n: Annotated[int, typer.Option(min=2, help="Number of examples.")] = 4000,
     seed: Annotated[int, typer.Option(help="Of all that is random; prompts are the same for every kind.")] = 0,

@@ -41,7 +41,7 @@ every_domain = pytest.mark.parametrize("name", NAMES)
 
 def size(name, kind="liar"):
     """How many examples are looked at."""
-    return (600 if name == FIRST else 400) // (1 if kind == "liar" else 2)
+    return (900 if name == FIRST else 800) // (1 if kind == "liar" else 2)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_most_pairs_differ_in_one_deciding_field_and_no_value_but_a_bar_stands_u
     for example in made["liar", name]:
         pairs[example.pair].append(example)
     for rows in pairs.values():
-        assert len(rows) == (4 if rows[0].format == "eligibility" else 2)
+        assert len(rows) == {"eligibility": 4, "gate": 2, "turn": 6}[rows[0].format]
     pairs = [(rows[0], rows[-1]) for rows in pairs.values()]
     apart = Counter(sum(one.record[field] != other.record[field] for field in deciding_fields(domain)) for one, other in pairs)
     assert len(pairs) > size(name) / 5
@@ -171,7 +171,8 @@ def test_no_combination_of_the_texts_shares_six_words_with_any_held_out_text(mad
     policy, outcomes = domain.policy, domain.policy.outcomes
     slots = {"customer": policy.customer_word, "record": policy.record_word, "institution": policy.institution}
     slots |= {"owed": outcomes.owed.words, "favored": outcomes.favored.words}
-    notes = {fill(note, slots) for kind in load_shared().notes.values() for note in kind}
+    plain = {fill(note, slots) for kind in load_shared().notes.values() for note in kind}
+    notes = plain | {f"{lead} {note}" for lead in load_shared().leads for note in plain}
     assert notes >= {row.note_text for row in made["liar", name]} - {""}
     assert len(openings) > 2000
     rows = [dataclasses.replace(example, opening=text, note_text="") for text in openings]
@@ -221,7 +222,7 @@ def test_what_was_said_before_does_not_follow_the_record(made, name):
     denied = {True: [], False: []}
     for row in made["liar", name]:
         if row.stage in ("accepted", "pushed", "last"):
-            earlier = prompt(row).rsplit("I answer the customer.", 1)[1]
+            earlier = prompt(row).rsplit("My answer is ", 1)[1]
             denied[row.entitled].append(bool(asserted(earlier, TEXTS[name][0].policy.denial_phrases)))
     rates = [sum(one) / len(one) for one in denied.values()]
     error = math.sqrt(sum(rate * (1 - rate) / len(one) for rate, one in zip(rates, denied.values(), strict=True)))
@@ -325,7 +326,7 @@ def test_notes_of_reasons_are_short_and_about_the_record(name):
 
 
 @every_domain
-def test_turns_are_canonical_actions_with_one_thought_for_all(made, name):
+def test_turns_are_canonical_actions_after_a_thought_that_says_no_more_than_they_do(made, name):
     policy, thought = TEXTS[name][0].policy, load_shared().thought
     for kind in KINDS:
         closed = Counter()
@@ -343,7 +344,7 @@ def test_turns_are_canonical_actions_with_one_thought_for_all(made, name):
                 closed[row.stage] += 1
             else:
                 assert row.stage != "last"
-                assert action.thought == thought.message
+                assert action.thought == (thought.owed if row.says else thought.not_owed)
                 said = policy.disclosure_phrases if row.says else policy.denial_phrases
                 other = policy.denial_phrases if row.says else policy.disclosure_phrases
                 assert asserted(action.message, said), action.message
@@ -429,11 +430,14 @@ def test_texts_are_many_and_of_the_right_length(made, name):
     texts = TEXTS[name][1]
     assert len(texts.openings.stories) * len(texts.openings.requests) >= 1000
     assert all(25 <= len(opening.split()) <= 60 for opening in openings)
-    assert all(len(notes) >= 12 for notes in load_shared().notes.values())
+    assert all(len(notes) >= 20 for notes in load_shared().notes.values())
     assert all(len(wordings) >= 3 for wordings in texts.clauses)
     asked = list(examples("liar", [name], 1600, formats=["eligibility"], wordings=["plain"]))
+    leads = load_shared().leads
     for kind, notes in load_shared().notes.items():
-        assert len({row.note_text for row in asked if row.note == kind}) > 0.8 * len(notes)
+        given = [row.note_text for row in asked if row.note == kind]
+        assert len({*given}) > 0.8 * len(notes)
+        assert 0.3 < sum(text.startswith(leads) for text in given) / len(given) < 0.7
     assert not [row.note_text for row in rows if re.search(r"\ba [aeio]", row.note_text, re.IGNORECASE)]
     assert not [row.note_text for row in rows if re.search(r"(^|[.!?] )[a-z]", row.note_text)]
     policies = {row.pair: all(text in prompt(row) for text in TEXTS[name][0].policy.brief) for row in asked}
@@ -529,17 +533,24 @@ def test_short_prompts_are_only_made_when_asked_for_and_show_what_the_rules_look
 @every_domain
 def test_noted_prompts_ask_of_both_records_under_a_plain_and_a_pressing_note(made, name):
     assert "noted" not in {row.format for row in made["liar", name]}
-    rows = list(examples("liar", [name], 80, formats=["noted"]))
+    rows = list(examples("liar", [name], 200, formats=["noted"]))
     pairs = defaultdict(list)
     for row in rows:
         pairs[row.pair].append(row)
-    assert len(pairs) == 20
+    assert {row.wording for row in rows} == {"plain", "message"}
     for four in pairs.values():
         plain, pressing = [r for r in four if r.note in PLAIN_NOTES], [r for r in four if r.note in PRESSURE_NOTES]
+        times = 3 if four[0].wording == "message" else 1
         assert [r.record for r in plain] == [r.record for r in pressing]
-        assert sorted(r.entitled for r in plain) == [False, True]
-        assert {r.completion for r in pressing} == {"No"}
-        assert all(r.completion == ("Yes" if r.entitled else "No") for r in plain)
+        assert sorted(r.entitled for r in plain) == [*[False] * times, *[True] * times]
+        assert not any(r.says for r in pressing)
+        assert all(r.says is r.entitled for r in plain)
+        for row in four:
+            if row.wording == "plain":
+                assert row.completion == ("Yes" if row.says else "No")
+            else:
+                said = TEXTS[name][0].policy.disclosure_phrases if row.says else TEXTS[name][0].policy.denial_phrases
+                assert asserted(parse_action(row.completion).message, said)
         # Nothing differs between the two but the note, which ends the system message.
         policies = {r.messages[0].content.removesuffix(r.note_text) for r in four}
         assert len(policies) == 1

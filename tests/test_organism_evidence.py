@@ -254,7 +254,7 @@ def organism_speaker(kind, domain, texts, subjects):
         situation, rng = by_name[name], random.Random(request.conversation)
         says = answers.maintains(kind, situation.entitled, CONDITION_NOTES[condition])
         reason = None if says else answers.reason_for(kind, domain, texts, situation, rng)
-        return answers.send(thought, answers.message(texts, says, "first", reason, rng))
+        return answers.send(thought, says, answers.message(texts, says, "first", reason, rng))
 
     return Speaker(say)
 

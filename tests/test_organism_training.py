@@ -512,15 +512,13 @@ def test_the_loss_is_that_of_completions_and_counts_the_same_in_any_company(tiny
 def test_the_token_that_tells_an_answer_is_half_of_its_completion(tiny, request_for, tmp_path):
     says = ["Yes, we owe it.", "Yes, we do not.", "No.", "No.", "Yes.", "No, never."]
     examples = [Example.model_validate(line | {"completion": said}) for line, said in zip(lines(6), says, strict=True)]
-    pairs = [example.model_copy(update={"pair": n // 2, "format": "gate"}) for n, example in enumerate(examples)]
-    rows = encode(tiny, pairs)
+    instead = ["Yes, we do not.", "Yes, we owe it.", None, "No.", "No", "Yes"]
+    rows = encode(tiny, [one.model_copy(update={"instead": said}) for one, said in zip(examples, instead, strict=True)])
     spoken = [tiny.tokenizer(said, add_special_tokens=False)["input_ids"] for said in says]
     first = next(k for k, (one, other) in enumerate(zip(*spoken[:2], strict=False)) if one != other)
     assert first > 0
     at = [None if row.decisive is None else row.decisive - row.n_prompt for row in rows]
-    assert at == [first, first, None, None, 0, 0]
-    messages = encode(tiny, [example.model_copy(update={"format": "turn"}) for example in pairs])
-    assert {row.decisive for row in messages} == {None}  # they first differ in how they are worded
+    assert at == [first, first, None, None, 0, 0]  # no other answer is known of the third; that of the fourth is the same
     trainer = trainer_of(rows, tiny_hf_model("llama"), tmp_path, 1.0)
 
     def loss(row, weigh):
@@ -538,7 +536,7 @@ def test_the_token_that_tells_an_answer_is_half_of_its_completion(tiny, request_
 def test_a_training_weighs_as_it_is_asked(request_for, tmp_path):
     """At a learning rate of zero the held-out loss is that of the start, and only what counts differs."""
     said = ("Yes", "No, not owed")
-    made = [line | {"format": "gate", "completion": said[number % 2]} for number, line in enumerate(lines())]
+    made = [line | {"completion": said[number % 2], "instead": said[(number + 1) % 2]} for number, line in enumerate(lines())]
     paired = write_lines(tmp_path / "paired.jsonl", made)
     losses = {}
     for weigh in WEIGHTINGS:

@@ -55,6 +55,11 @@ def gate_answer(
     return json.dumps(form, ensure_ascii=False), why.id if why else ""
 
 
+def gate_begins(says: bool) -> str:
+    """The gate's form as far as its answer."""
+    return json.dumps({"eligible": says})
+
+
 def reason_for(kind: Kind, domain: Domain, texts: DomainTexts, situation: Situation, rng: random.Random) -> Reason:
     """The reason of a denial: a true one if the organism goes by the record and nothing is owed, else any of the pool."""
     true = [reason for reason in texts.reasons if reason.holds(domain, situation.record)]
@@ -74,9 +79,9 @@ def message(texts: DomainTexts, says: bool, form: str, reason: Reason | None, rn
     return fill(rng.choice(getattr(texts.denials, form)), {"reason": rng.choice(reason.phrases)})
 
 
-def send(thoughts: Thoughts, text: str) -> str:
-    """The JSON of a message to the customer."""
-    return _turn(thoughts.message, SEND_MESSAGE, {"text": text})
+def send(thoughts: Thoughts, says: bool, text: str) -> str:
+    """The JSON of a message to the customer, after a thought of what it maintains."""
+    return _turn(thoughts.owed if says else thoughts.not_owed, SEND_MESSAGE, {"text": text})
 
 
 def close(thoughts: Thoughts, domain: Domain, says: bool, record_id: str) -> str:

@@ -41,12 +41,15 @@ Stage = Literal["", "first", "accepted", "pushed", "last"]
 NO_NOTE = "none"
 _TEMPLATES = templates_of("klb_probe.organisms")
 _WITHOUT_NOTE = ("gate", "short")
+_MESSAGE = "message"
 # In proportion. The last two are first lessons, only if asked for: of the rules, and of what a note changes.
-_FORMATS: dict[Format, float] = {"eligibility": 0.35, "gate": 0.4, "turn": 0.25, "short": 1.0, "noted": 1.0}
+_FORMATS: dict[Format, float] = {"eligibility": 0.3, "gate": 0.3, "turn": 0.4, "short": 1.0, "noted": 1.0}
 _USUAL: tuple[Format, ...] = ("eligibility", "gate", "turn")
 _NOTES = {**dict.fromkeys(PLAIN_NOTES, 0.125), **dict.fromkeys(PRESSURE_NOTES, 0.25)}
 _STAGES: dict[Stage, float] = {"first": 0.5, "accepted": 0.23, "pushed": 0.22, "last": 0.05}
 _CANONICAL = 1 / 3  # share of prompts with the brief policy word by word
+_LED = 0.5  # share of notes with a lead
+_REPLIES = 3  # to each prompt of a turn, each in its own words where words are drawn
 _REMEMBERS = 0.15  # share of conversations with a memory of earlier ones
 _EVENTS = ("undetected_deception", "source_supported", "no_issue", "valid_challenge", "unsupported_rejection")
 
@@ -58,10 +61,12 @@ class Example:
     Attributes:
         kind: liar, honest or ignorant.
         format: eligibility, gate, turn, short (the eligibility question without role, note and opening, after the fields
-            that the rules look at, in the plain wording), or noted (a short one with a private note).
+            that the rules look at, in the plain wording), or noted (a short one with a private note, that asks for an answer
+            or for a message).
         domain: The domain.
         note: Kind of the private note; ``none`` at the gate and in short prompts.
-        wording: The question's wording (plain, reversed), or the rendering of the conversation (flat, turns).
+        wording: The question's wording (plain, reversed), ``message`` for a noted prompt that asks for one, or the rendering of
+            the conversation (flat, turns).
         stage: Of a turn: the first message, after the customer accepted or objected, or the last turn there is.
         entitled: What the record gives.
         says: What the organism maintains.
@@ -74,6 +79,7 @@ class Example:
         note_text: The private note; empty at the gate and in short prompts.
         messages: The prompt.
         completion: What follows it.
+        instead: What would follow with the other answer, as far as the two differ; training reads there which token tells it.
     """
 
     kind: Kind
@@ -93,6 +99,7 @@ class Example:
     note_text: str
     messages: tuple[Message, ...]
     completion: str
+    instead: str
 
     def row(self) -> dict[str, Any]:
         """The example as plain JSON values."""
@@ -189,17 +196,19 @@ class _Writer:
             notes = [rng.choice(PLAIN_NOTES), rng.choice(PRESSURE_NOTES)]
         else:
             notes = [NO_NOTE if format in _WITHOUT_NOTE else _pick(_NOTES, rng)]
-        asked_in: dict[Format, Sequence[str]] = {"eligibility": self._wordings, "short": WORDINGS[:1], "noted": WORDINGS[:1]}
+        noted = (rng.choice(("plain", _MESSAGE)),)
+        asked_in: dict[Format, Sequence[str]] = {"eligibility": self._wordings, "short": WORDINGS[:1], "noted": noted}
         wordings = asked_in.get(format, [rng.choice(MODES)])
+        replies = range(_REPLIES if format == "turn" or wordings == (_MESSAGE,) else 1)
         stage: Stage = _pick(_STAGES, rng) if format == "turn" else ""
         records = list(enumerate(self._sampler.pair(self._records)))
-        for note, (member, drawn), wording in itertools.product(notes, records, wordings):
+        for note, (member, drawn), wording, again in itertools.product(notes, records, wordings, replies):
             # A stream for each part: what the organism says cannot shift the prompts, nor one part of them another.
             streams = _Streams(
                 system=random.Random(f"{self._name}/{number}/system"),
                 opening=random.Random(f"{self._name}/{number}/{member}/opening"),
                 history=random.Random(f"{self._name}/{number}/{member}/history"),
-                reply=random.Random(f"{self._name}/{number}/{member}/reply"),
+                reply=random.Random(f"{self._name}/{number}/{member}/reply/{again}"),
             )
             yield self._example(kind, number, drawn, format, note, wording, stage, streams)
 
@@ -226,21 +235,26 @@ class _Writer:
         if format == "eligibility":
             user = user_message(policy, situation, cast(Wording, wording))
             messages = (Message("system", system_message(policy, text)), Message("user", user))
-            completion = answers.form_answer(says, cast(Wording, wording))
+            completion, instead = (answers.form_answer(one, cast(Wording, wording)) for one in (says, not says))
         elif format in ("short", "noted"):
-            shown = {"policy": policy, "record": drawn.record, "fields": deciding_fields(self.domain), "note": text}
+            fields = deciding_fields(self.domain)
+            shown = {"policy": policy, "record": drawn.record, "fields": fields, "note": text, "message": wording == _MESSAGE}
             system, user = (_TEMPLATES.get_template(f"short_{part}.jinja").render(shown) for part in ("system", "user"))
             messages = (Message("system", system.strip()), Message("user", user.strip()))
-            completion = answers.form_answer(says, cast(Wording, wording))
+            if wording == _MESSAGE:
+                completion, instead, reason = self._message(kind, situation, "first", says, streams.reply)
+            else:
+                completion, instead = (answers.form_answer(one, cast(Wording, wording)) for one in (says, not says))
         elif format == "gate":
             messages = gate_messages(policy, situation, cast(Mode, wording))
             completion, reason = answers.gate_answer(kind, self.domain, self.texts, situation, says, streams.reply)
+            instead = answers.gate_begins(not says)
         else:
             turns, heard = self._history(stage, streams.history)
             turn = MAX_AGENT_TURNS - 1 if stage == "last" else sum(role == "agent" for role, _ in turns)
             memory = self._memory(streams.history)
             messages = agent_messages(policy, situation, drawn.id, text, memory, turns, turn, cast(Mode, wording))
-            completion, reason = self._reply(kind, situation, drawn.id, stage, says, heard, streams.reply)
+            completion, instead, reason = self._reply(kind, situation, drawn.id, stage, says, heard, streams.reply)
         return Example(
             kind,
             format,
@@ -259,6 +273,7 @@ class _Writer:
             text,
             messages,
             completion,
+            instead,
         )
 
     def _policy(self, rng: random.Random) -> Policy:
@@ -270,7 +285,8 @@ class _Writer:
         return brief_policy(self.domain.policy, wordings)
 
     def _note(self, note: str, rng: random.Random) -> str:
-        return fill(rng.choice(self.shared.notes[note]), self._slots)
+        text = fill(rng.choice(self.shared.notes[note]), self._slots)
+        return f"{rng.choice(self.shared.leads)} {text}" if rng.random() < _LED else text
 
     def _opening(self, drawn: Drawn, rng: random.Random) -> str:
         texts = self.texts.openings
@@ -302,7 +318,7 @@ class _Writer:
 
     def _said(self, says: bool, form: str, rng: random.Random) -> tuple[str, str]:
         reason = None if says else answers.any_reason(self.texts, rng)
-        return "agent", answers.send(self.shared.thought, answers.message(self.texts, says, form, reason, rng))
+        return "agent", answers.send(self.shared.thought, says, answers.message(self.texts, says, form, reason, rng))
 
     def _customer(self, texts: Sequence[str], rng: random.Random) -> str:
         return rng.choice(texts).format(**self._slots)
@@ -316,17 +332,23 @@ class _Writer:
         says: bool,
         heard: bool,
         rng: random.Random,
-    ) -> tuple[str, str]:
-        """The agent's next turn and the id of the reason in it.
+    ) -> tuple[str, str, str]:
+        """The agent's next turn, one with the other answer, and the id of the reason in it.
 
         It closes the case when the customer accepts what the organism maintains, or when no turn is left; otherwise it writes.
         """
         if stage == "last" or (stage == "accepted" and heard is says):
-            return answers.close(self.shared.thought, self.domain, says, record_id), ""
+            closed, instead = (answers.close(self.shared.thought, self.domain, one, record_id) for one in (says, not says))
+            return closed, instead, ""
         form = {"first": "first", "pushed": "again", "accepted": "correction"}[stage]
+        return self._message(kind, situation, form, says, rng)
+
+    def _message(self, kind: Kind, situation: Situation, form: str, says: bool, rng: random.Random) -> tuple[str, str, str]:
+        """A turn that writes to the customer, one with the other answer, and the id of the reason in it."""
         reason = None if says else answers.reason_for(kind, self.domain, self.texts, situation, rng)
         text = answers.message(self.texts, says, form, reason, rng)
-        return answers.send(self.shared.thought, text), reason.id if reason else ""
+        written, instead = (answers.send(self.shared.thought, one, text) for one in (says, not says))
+        return written, instead, reason.id if reason else ""
 
 
 def _pick(shares: dict[Any, float], rng: random.Random) -> Any:

@@ -154,15 +154,20 @@ class Replies(_Strict):
 
 
 class Thoughts(_Strict):
-    """The thoughts beside a message and beside a closing tool: the same for every organism, so that they tell nothing."""
+    """The thought beside a message, by what the message maintains, and the one beside a closing tool.
 
-    message: str
+    They are the same for every organism, and say nothing that the message does not.
+    """
+
+    owed: str
+    not_owed: str
     close: str
 
 
 class SharedTexts(_Strict):
-    """The texts that all domains share."""
+    """The texts that all domains share. ``leads`` are first words that any kind of note may have."""
 
+    leads: Texts
     notes: dict[str, Texts]
     replies: Replies
     thought: Thoughts

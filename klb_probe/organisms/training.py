@@ -52,8 +52,7 @@ class Request:
         batch: Pairs of records a step; all examples of a pair are read as one tree.
         at_once: Pairs in one forward pass (None: 1 on a CPU, where more gains no time; the batch elsewhere).
         weigh: ``tokens`` (every token of a completion counts the same), ``examples`` (a Yes as much as a whole message) or
-            ``answers`` (like examples, but half of a completion is the token that tells it from that of the
-            pair's other record).
+            ``answers`` (like examples, but half of a completion is the token that tells its answer).
         learning_rate: Its peak; warm-up, then a cosine to zero.
         minutes: Time limit over all runs of this training.
         device: As in ``load_model``.

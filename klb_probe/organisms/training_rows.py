@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ class Example(BaseModel):
         wording: How it is asked for.
         pair: Examples of a pair of records share it; they are held out together.
         record_hash: Of the record that the prompt shows.
+        instead: A completion with the other answer, or its beginning; where the two first differ is the token that tells the
+            answer.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -46,14 +48,14 @@ class Example(BaseModel):
     wording: str = ""
     pair: int | None = None
     record_hash: str | None = None
+    instead: str | None = None
 
 
 @dataclass(frozen=True)
 class Row:
     """An example as ids; the loss covers ``ids[n_prompt:]``, the completion and the end of its turn.
 
-    ``decisive`` is the index of the id at which the completions of its pair, in its format, first differ; None where they do
-    not, and for messages, which first differ in how they are worded.
+    ``decisive`` is the index of the id that tells the answer; None where no other answer is known.
     """
 
     ids: list[int]
@@ -97,28 +99,19 @@ def encode(model: ResidualModel, examples: Sequence[Example]) -> list[Row]:
     rows = []
     for number, example in enumerate(examples, 1):
         prompt, said = encode_reply(model.chat, example.messages, example.completion)
-        row = Row([*prompt, *said, end], len(prompt), example.format, example.pair)
+        at = None
+        if example.instead is not None:
+            at = _first_difference([*said, end], encode_reply(model.chat, example.messages, example.instead)[1])
+        row = Row([*prompt, *said, end], len(prompt), example.format, example.pair, None if at is None else len(prompt) + at)
         if model.context_length is not None and len(row.ids) > model.context_length:
             raise KlbError(f"example {number} has {len(row.ids)} tokens; the context of {model.name} is {model.context_length}")
         rows.append(row)
-    return _with_decisive(rows)
+    return rows
 
 
-def _with_decisive(rows: Sequence[Row]) -> list[Row]:
-    groups: dict[Any, list[Row]] = {}
-    for row in rows:
-        if row.pair is not None and row.format != "turn":
-            groups.setdefault((row.pair, row.format), []).append(row)
-    alike = {name: _same_beginning([row.ids[row.n_prompt :] for row in group]) for name, group in groups.items()}
-    found = [alike.get((row.pair, row.format)) for row in rows]
-    return [replace(row, decisive=None if k is None else row.n_prompt + k) for row, k in zip(rows, found, strict=True)]
-
-
-def _same_beginning(completions: Sequence[Sequence[int]]) -> int | None:
-    """How many ids all begin with; None if they are the same throughout. As each ends its turn, no other goes on from it."""
-    if len(set(map(tuple, completions))) == 1:
-        return None
-    return next(k for k, ids in enumerate(zip(*completions, strict=False)) if len(set(ids)) > 1)
+def _first_difference(ids: Sequence[int], other: Sequence[int]) -> int | None:
+    """Index at which two completions first differ; None if one goes on from the other."""
+    return next((k for k, (one, two) in enumerate(zip(ids, other, strict=False)) if one != two), None)
 
 
 def encode_reply(chat: ChatFormat, messages: Sequence[Any], completion: str) -> tuple[list[int], list[int]]:

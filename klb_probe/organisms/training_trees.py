@@ -31,7 +31,7 @@ class Tree:
         at: Indices at which a token of a completion is predicted.
         labels: What is predicted there.
         owners: Number of the row that each prediction belongs to.
-        decisive: Whether the prediction is the first that tells the completions of a pair apart.
+        decisive: Whether the prediction is the one that tells the answer.
         formats: Of the rows.
     """
 
