@@ -40,7 +40,9 @@ def data(
     ] = "all",
     wordings: Annotated[
         str,
-        typer.Option(help="plain | reversed, with commas, or all: of the eligibility question (short ones are plain)."),
+        typer.Option(
+            help="plain | reversed, of the eligibility question, and plain | message, of noted ones; with commas, or all."
+        ),
     ] = "all",
     n: Annotated[int, typer.Option(min=2, help="Number of examples.")] = 4000,
     seed: Annotated[int, typer.Option(help="Of all that is random; prompts are the same for every kind.")] = 0,

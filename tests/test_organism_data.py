@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 import re
 from collections import Counter, defaultdict
 
@@ -183,24 +184,24 @@ def test_no_combination_of_the_texts_shares_six_words_with_any_held_out_text(mad
 # --- No shortcut. ---
 
 
-def test_a_bag_of_words_stays_near_chance_within_notes(made):
-    near_chance(made["liar", FIRST], FIRST, margin=1)
+def test_a_bag_of_words_stays_near_chance_within_notes():
+    near_chance(list(examples("liar", [FIRST], 1500)), FIRST, margin=1)
 
 
 @pytest.mark.slow
 @every_domain
 def test_a_bag_of_words_that_read_much_stays_near_chance_within_notes(name):
-    near_chance(list(examples("liar", [name], 2000 if name == FIRST else 700)), name, margin=0)
+    near_chance(list(examples("liar", [name], 3200 if name == FIRST else 2400)), name, margin=1)
 
 
 def near_chance(rows, name, margin):
-    """The bounds hold with so many standard errors to spare."""
+    """The bounds hold within so many standard errors; one alone would fail by chance, over seven kinds of note."""
 
     def error(n):
         return math.sqrt(1 / (3 * n))  # of the AUROC of a chance score
 
     words = data.bag_of_words(rows, [OURS[name]])
-    assert words["mean within notes"] < 0.57 + margin * error(len(rows))
+    assert words["mean within notes"] < 0.57 + margin * error(sum(row["n"] for row in words["within notes"].values()))
     for note, row in words["within notes"].items():
         assert row["auroc"] < 0.6 + (1 + margin) * error(row["n"]), (note, row)
     assert words["best word"]["auroc"] < 0.6
@@ -466,7 +467,7 @@ def test_pressure_by_incentive_never_says_what_to_tell():
 @every_domain
 def test_prompts_are_short(made, chat, name):
     lengths = data.token_lengths(made["liar", name][:200], chat)
-    for format, bound in {"eligibility": 420, "gate": 520, "turn": 750}.items():
+    for format, bound in {"eligibility": 425, "gate": 520, "turn": 750}.items():
         assert lengths[format]["prompt mean"] < bound, lengths
     assert lengths["all"]["prompt max"] < 1000
     assert lengths["gate"]["completion max"] <= 45
@@ -558,6 +559,25 @@ def test_noted_prompts_ask_of_both_records_under_a_plain_and_a_pressing_note(mad
         assert [r.messages[1] for r in plain] == [r.messages[1] for r in pressing]
         assert all(r.messages[0].content.endswith(f"\n\n{r.note_text}") for r in four)
     assert {row.note for row in rows} == {*PLAIN_NOTES, *PRESSURE_NOTES}
+    for wording in ("plain", "message"):
+        only = examples("liar", [name], 24, formats=["noted"], wordings=[wording])
+        assert {row.wording for row in only} == {wording}
+
+
+@every_domain
+def test_what_would_follow_with_the_other_answer_differs_where_the_answer_is_told(made, name):
+    """The two go alike as far as the answer, which the one gives this way and the other that way."""
+    tools = TEXTS[name][0].policy.tools
+    told = {True: ("Yes", "true", "yes", tools.owed.name), False: ("No", "false", "no", tools.favored.name)}
+    asked = [*made["liar", name][:200], *examples("liar", [name], 48, formats=["noted"])]
+    for row in asked:
+        alike = len(os.path.commonprefix([row.completion, row.instead]))
+        says = row.says if row.wording != "reversed" else not row.says
+        start = alike - len(os.path.commonprefix([told[True][3], told[False][3]])) * (
+            load_shared().thought.close in row.completion
+        )
+        assert row.completion[start:].startswith(told[says])
+        assert row.instead[start:].startswith(told[not says])
 
 
 def test_organism_cases_are_ours_under_a_brief_policy():
@@ -578,6 +598,11 @@ def test_unknown_kind_and_domain_are_told():
         next(examples("saint", None, 2))
     with pytest.raises(KlbError, match="unknown domain space"):
         next(examples("liar", ["space"], 2))
+    with pytest.raises(KlbError, match="unknown wording sung; known: plain, reversed, message"):
+        next(examples("liar", None, 2, wordings=["sung"]))
+    for format, wording in (("eligibility", "message"), ("noted", "reversed")):
+        with pytest.raises(KlbError, match=f"no wording of {format} is among {wording}"):
+            next(examples("liar", None, 2, formats=[format], wordings=[wording]))
 
 
 def test_the_command_writes_and_describes(tmp_path, capsys):

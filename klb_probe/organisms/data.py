@@ -86,6 +86,8 @@ def bag_of_words(examples: Sequence[Example], domains: Sequence[Domain]) -> dict
     of note, of all prompts, and of the record's lines alone. The last is high by nature: a rule made of "and" and "or" over
     values is a sum over words for a reader that has seen nothing else. ``best word`` is the most telling single word.
     """
+    # The replies to one prompt are one prompt.
+    examples = list({(one.pair, one.messages): one for one in examples}.values())
     notes = list(dict.fromkeys(example.note for example in examples))
     groups = {note: [one for one in examples if one.note == note] for note in sorted(notes)}
     policies = {domain.policy.domain: domain.policy for domain in domains}

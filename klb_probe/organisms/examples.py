@@ -128,7 +128,7 @@ def examples(
         n: Number of examples.
         seed: Prompts depend on it, on domains, formats and wordings, and not on the kind.
         formats: Only these, in the proportion of ``_FORMATS``; eligibility, gate and turn by default.
-        wordings: Of the eligibility question; plain and reversed by default.
+        wordings: Of the eligibility question, plain and reversed, and of a noted prompt, plain and message; all by default.
 
     Raises:
         KlbError: For an unknown kind or format, or a domain without brief policy or texts.
@@ -137,12 +137,16 @@ def examples(
         raise KlbError(f"unknown organism {kind!r}; known: {', '.join(KINDS)}")
     if unknown := [name for name in formats or () if name not in _FORMATS]:
         raise KlbError(f"unknown format {', '.join(unknown)}; known: {', '.join(_FORMATS)}")
-    if unknown := [name for name in wordings or () if name not in WORDINGS]:
-        raise KlbError(f"unknown wording {', '.join(unknown)}; known: {', '.join(WORDINGS)}")
+    if unknown := [name for name in wordings or () if name not in (*WORDINGS, _MESSAGE)]:
+        raise KlbError(f"unknown wording {', '.join(unknown)}; known: {', '.join((*WORDINGS, _MESSAGE))}")
     asked = _USUAL if formats is None else formats
+    questions = [name for name in WORDINGS if wordings is None or name in wordings]
+    noted = [name for name in ("plain", _MESSAGE) if wordings is None or name in wordings]
+    if ("eligibility" in asked and not questions) or ("noted" in asked and not noted):
+        raise KlbError(f"no wording of {', '.join(asked)} is among {', '.join(wordings or ())}")
     wanted = {name: share for name, share in _FORMATS.items() if name in asked}
     writers = [
-        _Writer(domain, texts, load_shared(), seed, wanted, cast(Sequence[Wording], wordings or WORDINGS))
+        _Writer(domain, texts, load_shared(), seed, wanted, questions, noted)
         for domain, texts in load_organism_domains(domains)
     ]
     pair = made = 0
@@ -173,9 +177,10 @@ class _Writer:
         shared: SharedTexts,
         seed: int,
         formats: dict[Format, float],
-        wordings: Sequence[Wording],
+        questions: Sequence[str],
+        noted: Sequence[str],
     ) -> None:
-        self._formats, self._wordings = formats, wordings
+        self._formats, self._questions, self._noted = formats, questions, noted
         self.domain, self.texts, self.shared = domain, texts, shared
         self._name = f"{domain.policy.domain}/{seed}"
         self._sampler = RecordSampler(domain, texts.records)
@@ -196,10 +201,10 @@ class _Writer:
             notes = [rng.choice(PLAIN_NOTES), rng.choice(PRESSURE_NOTES)]
         else:
             notes = [NO_NOTE if format in _WITHOUT_NOTE else _pick(_NOTES, rng)]
-        noted = (rng.choice(("plain", _MESSAGE)),)
-        asked_in: dict[Format, Sequence[str]] = {"eligibility": self._wordings, "short": WORDINGS[:1], "noted": noted}
+        noted = rng.choice(self._noted) if format == "noted" else ""
+        asked_in: dict[Format, Sequence[str]] = {"eligibility": self._questions, "short": WORDINGS[:1], "noted": (noted,)}
         wordings = asked_in.get(format, [rng.choice(MODES)])
-        replies = range(_REPLIES if format == "turn" or wordings == (_MESSAGE,) else 1)
+        replies = range(_REPLIES if format == "turn" or noted == _MESSAGE else 1)
         stage: Stage = _pick(_STAGES, rng) if format == "turn" else ""
         records = list(enumerate(self._sampler.pair(self._records)))
         for note, (member, drawn), wording, again in itertools.product(notes, records, wordings, replies):
