@@ -37,7 +37,7 @@ N, SEED = 24, 2_000_000
 def training(tmp_path_factory):
     """A training file of all domains."""
     path = tmp_path_factory.mktemp("data") / "liar.jsonl"
-    write_examples(path, examples("liar", None, 450))
+    write_examples(path, examples("liar", None, 600))
     return path
 
 
