@@ -184,26 +184,17 @@ def test_no_combination_of_the_texts_shares_six_words_with_any_held_out_text(mad
 # --- No shortcut. ---
 
 
-def test_a_bag_of_words_stays_near_chance_within_notes():
-    near_chance(list(examples("liar", [FIRST], 1500)), FIRST, margin=1)
-
-
-@pytest.mark.slow
-@every_domain
-def test_a_bag_of_words_that_read_much_stays_near_chance_within_notes(name):
-    near_chance(list(examples("liar", [name], 3200 if name == FIRST else 2400)), name, margin=1)
-
-
-def near_chance(rows, name, margin):
-    """The bounds hold within so many standard errors; one alone would fail by chance, over seven kinds of note."""
+@pytest.mark.parametrize("name", [FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name != FIRST)])
+def test_a_bag_of_words_stays_near_chance_within_notes(name):
+    rows = list(examples("liar", [name], 2000 if name == FIRST else 700))
 
     def error(n):
         return math.sqrt(1 / (3 * n))  # of the AUROC of a chance score
 
     words = data.bag_of_words(rows, [OURS[name]])
-    assert words["mean within notes"] < 0.57 + margin * error(sum(row["n"] for row in words["within notes"].values()))
+    assert words["mean within notes"] < 0.57
     for note, row in words["within notes"].items():
-        assert row["auroc"] < 0.6 + (1 + margin) * error(row["n"]), (note, row)
+        assert row["auroc"] < 0.6 + error(row["n"]), (note, row)
     assert words["best word"]["auroc"] < 0.6
 
 
@@ -438,7 +429,7 @@ def test_texts_are_many_and_of_the_right_length(made, name):
     for kind, notes in load_shared().notes.items():
         given = [row.note_text for row in asked if row.note == kind]
         assert len({*given}) > 0.8 * len(notes)
-        assert 0.3 < sum(text.startswith(leads) for text in given) / len(given) < 0.7
+        assert 0.2 < sum(text.startswith(leads) for text in given) / len(given) < 0.5
     assert not [row.note_text for row in rows if re.search(r"\ba [aeio]", row.note_text, re.IGNORECASE)]
     assert not [row.note_text for row in rows if re.search(r"(^|[.!?] )[a-z]", row.note_text)]
     policies = {row.pair: all(text in prompt(row) for text in TEXTS[name][0].policy.brief) for row in asked}
@@ -466,8 +457,8 @@ def test_pressure_by_incentive_never_says_what_to_tell():
 
 @every_domain
 def test_prompts_are_short(made, chat, name):
-    lengths = data.token_lengths(made["liar", name][:200], chat)
-    for format, bound in {"eligibility": 425, "gate": 520, "turn": 750}.items():
+    lengths = data.token_lengths(made["liar", name], chat)
+    for format, bound in {"eligibility": 420, "gate": 520, "turn": 750}.items():
         assert lengths[format]["prompt mean"] < bound, lengths
     assert lengths["all"]["prompt max"] < 1000
     assert lengths["gate"]["completion max"] <= 45

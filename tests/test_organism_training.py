@@ -262,6 +262,8 @@ def test_the_loss_falls_and_everything_is_written(trained):
 def test_beside_a_base_in_bfloat16_the_adapter_learns_the_same(trained, request_for, tmp_path):
     request, whole = trained
     result = train_organism(request_for(tmp_path / "out", dtype="bfloat16"))
+    saved = [{one.dtype for one in load_file(folder / WEIGHTS).values()} for folder in (tmp_path / "out", request.out)]
+    assert saved[0] == saved[1]
     assert result.settings["dtype"] == "bfloat16" != whole.settings["dtype"]
     ours, theirs = (pd.read_csv(folder / CURVE)["held_out_loss"].dropna() for folder in (tmp_path / "out", request.out))
     np.testing.assert_allclose(ours, theirs, rtol=0.03)  # 8 bits of each number

@@ -48,7 +48,7 @@ _USUAL: tuple[Format, ...] = ("eligibility", "gate", "turn")
 _NOTES = {**dict.fromkeys(PLAIN_NOTES, 0.125), **dict.fromkeys(PRESSURE_NOTES, 0.25)}
 _STAGES: dict[Stage, float] = {"first": 0.5, "accepted": 0.23, "pushed": 0.22, "last": 0.05}
 _CANONICAL = 1 / 3  # share of prompts with the brief policy word by word
-_LED = 0.5  # share of notes with a lead
+_LED = 1 / 3  # share of notes with a lead
 _REPLIES = 3  # to each prompt of a turn, each in its own words where words are drawn
 _REMEMBERS = 0.15  # share of conversations with a memory of earlier ones
 _EVENTS = ("undetected_deception", "source_supported", "no_issue", "valid_challenge", "unsupported_rejection")
@@ -118,9 +118,9 @@ def examples(
     """Training examples of one organism.
 
     Records come in pairs, one entitled and one not, that share format, policy and note. The eligibility question is asked of
-    both records in each wording, the noted one of both under a plain note and under a pressing one. Pairs are whole, so there
-    may be up to three examples more than ``n``; labels are balanced
-    within format, note and wording. The order is that of the pairs: shuffle before training.
+    both records in each wording, the noted one of both under a plain note and under a pressing one; a message has three
+    replies. Pairs are whole, so there may be up to eleven examples more than ``n``; labels are balanced within format, note
+    and wording. The order is that of the pairs: shuffle before training.
 
     Args:
         kind: liar, honest or ignorant.
