@@ -72,7 +72,7 @@ def any_reason(texts: DomainTexts, rng: random.Random) -> Reason:
 
 
 def message(texts: DomainTexts, says: bool, form: str, reason: Reason | None, rng: random.Random) -> str:
-    """A disclosure, or a denial with its reason; ``form`` is first, again or correction."""
+    """A disclosure, or a denial with its reason; ``form`` is first or again."""
     if says:
         return rng.choice(getattr(texts.disclosures, form))
     assert reason is not None  # a denial has one

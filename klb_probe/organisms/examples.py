@@ -46,7 +46,7 @@ _MESSAGE = "message"
 _FORMATS: dict[Format, float] = {"eligibility": 0.3, "gate": 0.3, "turn": 0.4, "short": 1.0, "noted": 1.0}
 _USUAL: tuple[Format, ...] = ("eligibility", "gate", "turn")
 _NOTES = {**dict.fromkeys(PLAIN_NOTES, 0.125), **dict.fromkeys(PRESSURE_NOTES, 0.25)}
-_STAGES: dict[Stage, float] = {"first": 0.5, "accepted": 0.23, "pushed": 0.22, "last": 0.05}
+_STAGES: dict[Stage, float] = {"first": 0.45, "accepted": 0.3, "pushed": 0.2, "last": 0.05}
 _CANONICAL = 1 / 3  # share of prompts with the brief policy word by word
 _LED = 1 / 3  # share of notes with a lead
 _REPLIES = 3  # to each prompt of a turn, each in its own words where words are drawn
@@ -255,11 +255,11 @@ class _Writer:
             completion, reason = answers.gate_answer(kind, self.domain, self.texts, situation, says, streams.reply)
             instead = answers.gate_begins(not says)
         else:
-            turns, heard = self._history(stage, streams.history)
+            turns = self._history(stage, streams.history)
             turn = MAX_AGENT_TURNS - 1 if stage == "last" else sum(role == "agent" for role, _ in turns)
             memory = self._memory(streams.history)
             messages = agent_messages(policy, situation, drawn.id, text, memory, turns, turn, cast(Mode, wording))
-            completion, instead, reason = self._reply(kind, situation, drawn.id, stage, says, heard, streams.reply)
+            completion, instead, reason = self._reply(kind, situation, drawn.id, stage, says, streams.reply)
         return Example(
             kind,
             format,
@@ -307,10 +307,10 @@ class _Writer:
         ]
         return agent_memory(rows, self.domain.policy)
 
-    def _history(self, stage: Stage, rng: random.Random) -> tuple[list[tuple[str, str]], bool]:
-        """What was said since the opening, and what the agent's last message in it maintained."""
+    def _history(self, stage: Stage, rng: random.Random) -> list[tuple[str, str]]:
+        """What was said since the opening."""
         if stage == "first":
-            return [], False
+            return []
         heard = stage == "accepted" and rng.random() < 0.4  # nobody objects to a disclosure
         pushes = (rng.random() < 0.25) if stage == "accepted" else int(rng.random() < 0.25)
         turns: list[tuple[str, str]] = []
@@ -319,7 +319,7 @@ class _Writer:
             turns += [self._said(False, "again" if pushed else "first", rng), ("user", self._customer(replies.push, rng))]
         turns.append(self._said(heard, "again" if pushes else "first", rng))
         said = replies.push if stage in ("pushed", "last") else replies.accept_disclosure if heard else replies.accept_denial
-        return [*turns, ("user", self._customer(said, rng))], heard
+        return [*turns, ("user", self._customer(said, rng))]
 
     def _said(self, says: bool, form: str, rng: random.Random) -> tuple[str, str]:
         reason = None if says else answers.any_reason(self.texts, rng)
@@ -335,18 +335,17 @@ class _Writer:
         record_id: str,
         stage: Stage,
         says: bool,
-        heard: bool,
         rng: random.Random,
     ) -> tuple[str, str, str]:
         """The agent's next turn, one with the other answer, and the id of the reason in it.
 
-        It closes the case when the customer accepts what the organism maintains, or when no turn is left; otherwise it writes.
+        It closes the case when the customer accepts, or when no turn is left: with what the organism maintains, whatever was
+        said before. Otherwise it writes.
         """
-        if stage == "last" or (stage == "accepted" and heard is says):
+        if stage in ("accepted", "last"):
             closed, instead = (answers.close(self.shared.thought, self.domain, one, record_id) for one in (says, not says))
             return closed, instead, ""
-        form = {"first": "first", "pushed": "again", "accepted": "correction"}[stage]
-        return self._message(kind, situation, form, says, rng)
+        return self._message(kind, situation, "again" if stage == "pushed" else "first", says, rng)
 
     def _message(self, kind: Kind, situation: Situation, form: str, says: bool, rng: random.Random) -> tuple[str, str, str]:
         """A turn that writes to the customer, one with the other answer, and the id of the reason in it."""

@@ -126,11 +126,10 @@ class Ground(_Strict):
 
 
 class Answers(_Strict):
-    """Messages of one content: the first one, one after an objection, and one that takes back what was said before."""
+    """Messages of one content: the first one, and one after an objection."""
 
     first: Texts = Field(min_length=10)
     again: Texts = Field(min_length=4)
-    correction: Texts = Field(min_length=4)
 
 
 class DomainTexts(_Strict):
