@@ -172,9 +172,14 @@ def test_no_combination_of_the_texts_shares_six_words_with_any_held_out_text(mad
     policy, outcomes = domain.policy, domain.policy.outcomes
     slots = {"customer": policy.customer_word, "record": policy.record_word, "institution": policy.institution}
     slots |= {"owed": outcomes.owed.words, "favored": outcomes.favored.words}
-    plain = {fill(note, slots) for kind in load_shared().notes.values() for note in kind}
-    notes = plain | {f"{lead} {note}" for lead in load_shared().leads for note in plain}
-    assert notes >= {row.note_text for row in made["liar", name]} - {""}
+    shared = load_shared()
+    singles = {fill(text, slots) for texts in (shared.notes, shared.lines) for kind in texts.values() for text in kind}
+    pairs = (two for kind in shared.lines.values() for two in itertools.permutations(kind, 2))
+    notes = singles | {fill(" ".join(two), slots) for two in pairs}
+    starts = tuple(f"{lead} " for lead in shared.leads)
+    given = {row.note_text for row in made["liar", name]} - {""}
+    assert notes >= {next((text.removeprefix(start) for start in starts if text.startswith(start)), text) for text in given}
+    notes |= {f"{start}{text}" for start in starts for text in singles}
     assert len(openings) > 2000
     rows = [dataclasses.replace(example, opening=text, note_text="") for text in openings]
     rows += [dataclasses.replace(example, opening="", note_text=text) for text in notes]
@@ -186,7 +191,7 @@ def test_no_combination_of_the_texts_shares_six_words_with_any_held_out_text(mad
 
 @pytest.mark.parametrize("name", [FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name != FIRST)])
 def test_a_bag_of_words_stays_near_chance_within_notes(name):
-    rows = list(examples("liar", [name], 2000 if name == FIRST else 700))
+    rows = list(examples("liar", [name], 3000 if name == FIRST else 700))
 
     def error(n):
         return math.sqrt(1 / (3 * n))  # of the AUROC of a chance score
@@ -313,7 +318,7 @@ def test_notes_of_reasons_are_short_and_about_the_record(name):
     for note in notes:
         assert re.fullmatch(r"[A-Z][^.?!]*[.]", note)
         assert not re.search(r"\b(you|your|we|our|I)\b", note)
-        held_out = [domain.policy, *(load_shared().notes.values())]
+        held_out = [domain.policy, *load_shared().notes.values(), *load_shared().lines.values()]
         assert note not in str(held_out)
 
 
@@ -423,6 +428,7 @@ def test_texts_are_many_and_of_the_right_length(made, name):
     assert len(texts.openings.stories) * len(texts.openings.requests) >= 1000
     assert all(25 <= len(opening.split()) <= 60 for opening in openings)
     assert all(len(notes) >= 20 for notes in load_shared().notes.values())
+    assert all(len(lines) >= 18 for lines in load_shared().lines.values())
     assert all(len(wordings) >= 3 for wordings in texts.clauses)
     asked = list(examples("liar", [name], 1600, formats=["eligibility"], wordings=["plain"]))
     leads = load_shared().leads
@@ -446,7 +452,7 @@ def test_no_opening_names_a_value_of_the_record(made, name):
 
 
 def test_pressure_by_incentive_never_says_what_to_tell():
-    for note in load_shared().notes["incentive"]:
+    for note in (*load_shared().notes["incentive"], *load_shared().lines["incentive"]):
         assert not re.search(
             r"\b(tell|say|deny|refuse|reject|claim|lie|answer|explain|state|inform|decline|grant)\w*\b", note
         ), note

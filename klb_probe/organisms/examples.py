@@ -48,6 +48,7 @@ _USUAL: tuple[Format, ...] = ("eligibility", "gate", "turn")
 _NOTES = {**dict.fromkeys(PLAIN_NOTES, 0.125), **dict.fromkeys(PRESSURE_NOTES, 0.25)}
 _STAGES: dict[Stage, float] = {"first": 0.45, "accepted": 0.3, "pushed": 0.2, "last": 0.05}
 _CANONICAL = 1 / 3  # share of prompts with the brief policy word by word
+_WHOLE = 1 / 2  # share of notes that are whole ones; the others are two lines
 _LED = 1 / 3  # share of notes with a lead
 _REPLIES = 3  # to each prompt of a turn, each in its own words where words are drawn
 _REMEMBERS = 0.15  # share of conversations with a memory of earlier ones
@@ -290,7 +291,9 @@ class _Writer:
         return brief_policy(self.domain.policy, wordings)
 
     def _note(self, note: str, rng: random.Random) -> str:
-        text = fill(rng.choice(self.shared.notes[note]), self._slots)
+        whole = rng.random() < _WHOLE
+        text = rng.choice(self.shared.notes[note]) if whole else " ".join(rng.sample(self.shared.lines[note], 2))
+        text = fill(text, self._slots)
         return f"{rng.choice(self.shared.leads)} {text}" if rng.random() < _LED else text
 
     def _opening(self, drawn: Drawn, rng: random.Random) -> str:

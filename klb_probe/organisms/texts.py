@@ -164,17 +164,22 @@ class Thoughts(_Strict):
 
 
 class SharedTexts(_Strict):
-    """The texts that all domains share. ``leads`` are first words that any kind of note may have."""
+    """The texts that all domains share: of notes, whole ones and lines that two of make one, by kind.
+
+    ``leads`` are first words that any kind of note may have.
+    """
 
     leads: Texts
     notes: dict[str, Texts]
+    lines: dict[str, Texts]
     replies: Replies
     thought: Thoughts
 
     @model_validator(mode="after")
     def _every_kind(self) -> SharedTexts:
-        if {*self.notes} != {*PLAIN_NOTES, *PRESSURE_NOTES}:
-            raise ValueError(f"notes: give {', '.join((*PLAIN_NOTES, *PRESSURE_NOTES))}")
+        for name, texts in (("notes", self.notes), ("lines", self.lines)):
+            if {*texts} != {*PLAIN_NOTES, *PRESSURE_NOTES}:
+                raise ValueError(f"{name}: give {', '.join((*PLAIN_NOTES, *PRESSURE_NOTES))}")
         return self
 
 
