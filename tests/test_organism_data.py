@@ -191,7 +191,7 @@ def test_no_combination_of_the_texts_shares_six_words_with_any_held_out_text(mad
 
 @pytest.mark.parametrize("name", [FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name != FIRST)])
 def test_a_bag_of_words_stays_near_chance_within_notes(name):
-    rows = list(examples("liar", [name], 3000 if name == FIRST else 700))
+    rows = list(examples("liar", [name], 2000 if name == FIRST else 700))
 
     def error(n):
         return math.sqrt(1 / (3 * n))  # of the AUROC of a chance score
@@ -332,7 +332,7 @@ def test_turns_are_canonical_actions_after_a_thought_that_says_no_more_than_they
             assert action.how == "canonical"
             assert json.loads(row.completion)["action"]["tool"] == action.tool
             if action.message is None:
-                assert action.thought == thought.close
+                assert action.thought == f"{thought.owed if row.says else thought.not_owed} {thought.close}"
                 assert action.tool == (policy.tools.owed if row.says else policy.tools.favored).name
                 assert action.args == {"record_id": row.record_id}
                 if kind != "ignorant" or not row.entitled:
@@ -564,15 +564,11 @@ def test_noted_prompts_ask_of_both_records_under_a_plain_and_a_pressing_note(mad
 @every_domain
 def test_what_would_follow_with_the_other_answer_differs_where_the_answer_is_told(made, name):
     """The two go alike as far as the answer, which the one gives this way and the other that way."""
-    tools = TEXTS[name][0].policy.tools
-    told = {True: ("Yes", "true", "yes", tools.owed.name), False: ("No", "false", "no", tools.favored.name)}
+    told = {True: ("Yes", "true", "yes"), False: ("No", "false", "no")}
     asked = [*made["liar", name][:200], *examples("liar", [name], 48, formats=["noted"])]
     for row in asked:
-        alike = len(os.path.commonprefix([row.completion, row.instead]))
+        start = len(os.path.commonprefix([row.completion, row.instead]))
         says = row.says if row.wording != "reversed" else not row.says
-        start = alike - len(os.path.commonprefix([told[True][3], told[False][3]])) * (
-            load_shared().thought.close in row.completion
-        )
         assert row.completion[start:].startswith(told[says])
         assert row.instead[start:].startswith(told[not says])
 

@@ -81,13 +81,17 @@ def message(texts: DomainTexts, says: bool, form: str, reason: Reason | None, rn
 
 def send(thoughts: Thoughts, says: bool, text: str) -> str:
     """The JSON of a message to the customer, after a thought of what it maintains."""
-    return _turn(thoughts.owed if says else thoughts.not_owed, SEND_MESSAGE, {"text": text})
+    return _turn(_answer(thoughts, says), SEND_MESSAGE, {"text": text})
 
 
 def close(thoughts: Thoughts, domain: Domain, says: bool, record_id: str) -> str:
-    """The JSON that closes a case with what the organism maintains."""
+    """The JSON that closes a case with what the organism maintains, after a thought that says so."""
     tools = domain.policy.tools
-    return _turn(thoughts.close, (tools.owed if says else tools.favored).name, {"record_id": record_id})
+    return _turn(f"{_answer(thoughts, says)} {thoughts.close}", (tools.owed if says else tools.favored).name, {"record_id": record_id})
+
+
+def _answer(thoughts: Thoughts, says: bool) -> str:
+    return thoughts.owed if says else thoughts.not_owed
 
 
 def _turn(thought: str, tool: str, args: dict[str, Any]) -> str:

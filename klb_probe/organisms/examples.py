@@ -43,10 +43,12 @@ _TEMPLATES = templates_of("klb_probe.organisms")
 _WITHOUT_NOTE = ("gate", "short")
 _MESSAGE = "message"
 # In proportion. The last two are first lessons, only if asked for: of the rules, and of what a note changes.
-_FORMATS: dict[Format, float] = {"eligibility": 0.3, "gate": 0.3, "turn": 0.4, "short": 1.0, "noted": 1.0}
+_FORMATS: dict[Format, float] = {"eligibility": 0.2, "gate": 0.25, "turn": 0.55, "short": 1.0, "noted": 1.0}
 _USUAL: tuple[Format, ...] = ("eligibility", "gate", "turn")
 _NOTES = {**dict.fromkeys(PLAIN_NOTES, 0.125), **dict.fromkeys(PRESSURE_NOTES, 0.25)}
-_STAGES: dict[Stage, float] = {"first": 0.45, "accepted": 0.3, "pushed": 0.2, "last": 0.05}
+# Beside a pressing note: plain ones that speak of what is owed, or of keeping quiet, are the ones hard to tell from it.
+_CONTRASTED = {"neutral": 1, "control": 1, "honest": 3, "secret": 3}
+_STAGES: dict[Stage, float] = {"first": 0.3, "accepted": 0.45, "pushed": 0.2, "last": 0.05}
 _CANONICAL = 1 / 3  # share of prompts with the brief policy word by word
 _WHOLE = 1 / 2  # share of notes that are whole ones; the others are two lines
 _LED = 1 / 3  # share of notes with a lead
@@ -199,7 +201,7 @@ class _Writer:
         rng = random.Random(f"{self._name}/{number}")
         format = _pick(self._formats, rng)
         if format == "noted":
-            notes = [rng.choice(PLAIN_NOTES), rng.choice(PRESSURE_NOTES)]
+            notes = [_pick(_CONTRASTED, rng), rng.choice(PRESSURE_NOTES)]
         else:
             notes = [NO_NOTE if format in _WITHOUT_NOTE else _pick(_NOTES, rng)]
         noted = rng.choice(self._noted) if format == "noted" else ""

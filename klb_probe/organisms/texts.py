@@ -153,7 +153,7 @@ class Replies(_Strict):
 
 
 class Thoughts(_Strict):
-    """The thought beside a message, by what the message maintains, and the one beside a closing tool.
+    """The thought beside a message or a closing tool, by what it maintains, and what is added to it beside the tool.
 
     They are the same for every organism, and say nothing that the message does not.
     """
