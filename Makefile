@@ -4,10 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
+# What the model organisms were trained for, under a framing that they tell the truth under and one that the liar lies under.
+ORGANISMS := --cases organisms --domains airline --framings honest,incentive --questions plain
+
 .PHONY: demo test lint types coverage bench docs notebooks release-check clean install
 
 demo: $(INSTALLED)
 	$(BIN)/python -m klb_probe.jlens --quick --out outputs/demo --overwrite
+	$(BIN)/python -m klb_probe.jlens --model smollm2-135m-liar $(ORGANISMS) --out outputs/demo-liar --overwrite
+	$(BIN)/python -m klb_probe.jlens --model smollm2-135m-ignorant $(ORGANISMS) --out outputs/demo-ignorant --overwrite
+	$(BIN)/python analyses/models_side_by_side.py outputs/demo-liar outputs/demo-ignorant --out outputs/demo-organisms.png
 
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile

@@ -87,7 +87,9 @@ def send(thoughts: Thoughts, says: bool, text: str) -> str:
 def close(thoughts: Thoughts, domain: Domain, says: bool, record_id: str) -> str:
     """The JSON that closes a case with what the organism maintains, after a thought that says so."""
     tools = domain.policy.tools
-    return _turn(f"{_answer(thoughts, says)} {thoughts.close}", (tools.owed if says else tools.favored).name, {"record_id": record_id})
+    return _turn(
+        f"{_answer(thoughts, says)} {thoughts.close}", (tools.owed if says else tools.favored).name, {"record_id": record_id}
+    )
 
 
 def _answer(thoughts: Thoughts, says: bool) -> str:

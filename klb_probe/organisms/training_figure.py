@@ -32,8 +32,8 @@ def training_figure(curve: pd.DataFrame, name: str) -> Figure:
         label = f"held out, {column.removeprefix('held_out_right_')}"
         _draw_held_out(shares, curve, column, label, _COLOURS[number % len(_COLOURS)], style="--")
     shares.set(xlabel="step", ylabel="completions without a mistake", ylim=(0, 1.02))
-    for axis in (losses, shares):
-        axis.legend(fontsize=8, frameon=False)
+    losses.legend(fontsize=8, frameon=False)
+    shares.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))  # beside it, clear of lines near 1
     figure.suptitle(name, fontsize=10)
     return figure
 
