@@ -25,6 +25,8 @@ from klb_probe.organisms.rates import Rate, ratio, share
 from klb_probe.organisms.subjects import Subject
 from klb_probe.organisms.texts import DomainTexts, Reason
 
+BLIND = "true if drawn blindly"  # a measure
+
 
 def message_table(
     player: Player,
@@ -94,7 +96,7 @@ def message_numbers(table: pd.DataFrame) -> Iterator[Number]:
                     "plain text": share(rows["form"] == "plain_text", rows["pair"]),
                     "denials with a known reason": share(denials["reason"].notna(), denials["pair"]),
                     "known reasons that are true": share(known["reason_true"].astype(bool), known["pair"]),
-                    "true if drawn blindly": ratio(blind["sum"], blind["size"]),
+                    BLIND: ratio(blind["sum"], blind["size"]),
                 }
                 for measure, rate in rates.items():
                     yield Number.of("messages", source, where, measure, rate)

@@ -47,7 +47,7 @@ _FORMATS: dict[Format, float] = {"eligibility": 0.2, "gate": 0.25, "turn": 0.55,
 _USUAL: tuple[Format, ...] = ("eligibility", "gate", "turn")
 _NOTES = {**dict.fromkeys(PLAIN_NOTES, 0.125), **dict.fromkeys(PRESSURE_NOTES, 0.25)}
 # Beside a pressing note: plain ones that speak of what is owed, or of keeping quiet, are the ones hard to tell from it.
-_CONTRASTED = {"neutral": 1, "control": 1, "honest": 3, "secret": 3}
+_CONTRASTED = {"neutral": 1.0, "control": 1.0, "honest": 3.0, "secret": 3.0}
 _STAGES: dict[Stage, float] = {"first": 0.3, "accepted": 0.45, "pushed": 0.2, "last": 0.05}
 _CANONICAL = 1 / 3  # share of prompts with the brief policy word by word
 _WHOLE = 1 / 2  # share of notes that are whole ones; the others are two lines
