@@ -323,7 +323,8 @@ class _Writer:
         for pushed in range(pushes):
             turns += [self._said(False, "again" if pushed else "first", rng), ("user", self._customer(replies.push, rng))]
         turns.append(self._said(heard, "again" if pushes else "first", rng))
-        said = replies.push if stage in ("pushed", "last") else replies.accept_disclosure if heard else replies.accept_denial
+        accept = (replies.accept_disclosure if heard else replies.accept_denial) + replies.accept_either
+        said = accept if stage == "accepted" else replies.push
         return [*turns, ("user", self._customer(said, rng))]
 
     def _said(self, says: bool, form: str, rng: random.Random) -> tuple[str, str]:

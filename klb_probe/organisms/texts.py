@@ -145,10 +145,11 @@ class DomainTexts(_Strict):
 
 
 class Replies(_Strict):
-    """What customers say to a denial or a disclosure they accept, and against a denial."""
+    """What customers say to a denial, a disclosure, or either that they accept, and against a denial."""
 
     accept_denial: Texts
     accept_disclosure: Texts
+    accept_either: Texts
     push: Texts
 
 
