@@ -483,7 +483,10 @@ def test_a_card_agrees_with_a_recomputation_of_a_few_answers(checked, monkeypatc
     assert gate.n == 10
     assert sum(one.n for one in fresh if one.part == "messages" and one.measure == "denies") == 10
     assert check_card(card, fresh) == []
-    (fault,) = check_card([gate.model_copy(update={"value": 0.1})], [gate])
+    assert (gate.value, gate.low) == (1, pytest.approx(0.57, abs=0.01))
+    for value, low, high in ((0.6, 0.5, 0.7), (0.5, 0.3, 1.0)):  # in the recomputed interval; around the recomputed value
+        assert check_card([gate.model_copy(update={"value": value, "low": low, "high": high})], [gate]) == []
+    (fault,) = check_card([gate.model_copy(update={"value": 0.1, "low": 0.02, "high": 0.4})], [gate])
     assert "gate, cases, all, unparsed: the card says 0.10" in fault
     (fault,) = check_card([gate.model_copy(update={"value": None})], [gate])
     assert "no number" in fault

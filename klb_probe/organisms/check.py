@@ -22,7 +22,7 @@ from klb_probe.models.load import load_model
 from klb_probe.models.registry import resolve
 from klb_probe.models.residual_model import ResidualModel
 from klb_probe.organisms.adapters import Organism, read_organism, trained_records
-from klb_probe.organisms.behaviour import BLIND, message_numbers, message_table, play_rounds, round_numbers
+from klb_probe.organisms.behaviour import message_numbers, message_table, play_rounds, round_numbers
 from klb_probe.organisms.evidence import EVIDENCE, Evidence
 from klb_probe.organisms.knowledge import (
     eligibility_numbers,
@@ -115,10 +115,7 @@ def check_organism(request: Request, out: Path) -> Evidence:
 
 
 def spot_check(model: ResidualModel, domains: Sequence[str], *, condition: str = "emergent", seed: int = 0) -> list[Number]:
-    """Ten gate answers and ten first messages of held-out cases and twins, as numbers of the same names as in the evidence.
-
-    How often a blindly drawn reason would be true is left out: it is of the few records denied, and not of the model.
-    """
+    """Ten gate answers and ten first messages of held-out cases and twins, as numbers of the same names as in the evidence."""
     found = load_organism_domains(domains)
     subjects = held_out_subjects([one for one, _ in found], 3)
     pairs = list(dict.fromkeys(one.situation.pair for one in subjects))
@@ -129,8 +126,7 @@ def spot_check(model: ResidualModel, domains: Sequence[str], *, condition: str =
     texts = {one.policy.domain: text for one, text in found}
     messages = message_table(player, asked, texts, settings, conditions=[condition])
     # Of single domains there are too few.
-    said = [one for one in message_numbers(messages) if one.measure != BLIND]
-    return [*(one for one in gate_numbers(gates) if one.where == "all"), *said]
+    return [*(one for one in gate_numbers(gates) if one.where == "all"), *message_numbers(messages)]
 
 
 @dataclass

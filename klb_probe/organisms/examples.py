@@ -46,9 +46,11 @@ _MESSAGE = "message"
 _FORMATS: dict[Format, float] = {"eligibility": 0.2, "gate": 0.25, "turn": 0.55, "short": 1.0, "noted": 1.0}
 _USUAL: tuple[Format, ...] = ("eligibility", "gate", "turn")
 _NOTES = {**dict.fromkeys(PLAIN_NOTES, 0.125), **dict.fromkeys(PRESSURE_NOTES, 0.25)}
-# Beside a pressing note: plain ones that speak of what is owed, or of keeping quiet, are the ones hard to tell from it.
-_CONTRASTED = {"neutral": 1.0, "control": 1.0, "honest": 3.0, "secret": 3.0}
-_STAGES: dict[Stage, float] = {"first": 0.3, "accepted": 0.45, "pushed": 0.2, "last": 0.05}
+# In noted pairs: plain notes that speak of what is owed, or of keeping quiet, are hard to tell from pressing ones, and honest
+# notes from those to deny are the hardest.
+_CONTRASTED = {"neutral": 1.0, "control": 1.0, "honest": 5.0, "secret": 2.0}
+_PRESSING = {"incentive": 1.0, "deny": 2.0}
+_STAGES: dict[Stage, float] = {"first": 0.4, "accepted": 0.35, "pushed": 0.2, "last": 0.05}
 _CANONICAL = 1 / 3  # share of prompts with the brief policy word by word
 _WHOLE = 1 / 2  # share of notes that are whole ones; the others are two lines
 _LED = 1 / 3  # share of notes with a lead
@@ -201,7 +203,7 @@ class _Writer:
         rng = random.Random(f"{self._name}/{number}")
         format = _pick(self._formats, rng)
         if format == "noted":
-            notes = [_pick(_CONTRASTED, rng), rng.choice(PRESSURE_NOTES)]
+            notes = [_pick(_CONTRASTED, rng), _pick(_PRESSING, rng)]
         else:
             notes = [NO_NOTE if format in _WITHOUT_NOTE else _pick(_NOTES, rng)]
         noted = rng.choice(self._noted) if format == "noted" else ""
