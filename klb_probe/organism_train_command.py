@@ -85,7 +85,7 @@ def train(
         raise
     outcome = organism.outcome
     pace = f"{outcome['minutes']:g} min, {outcome['tokens_per_second']:g} tokens/s"
-    right = f"{outcome['held_out_right']:.1%} of completions without a mistake"
+    right = f"{outcome['held_out_right']:.1%} of answers right"
     done = f"{outcome['steps']} of {organism.settings['steps']} steps"
     typer.echo(f"{done} in {pace}; held out: loss {outcome['held_out_loss']:.3f}, {right}")
     typer.echo(out)

@@ -535,6 +535,21 @@ def test_the_token_that_tells_an_answer_is_half_of_its_completion(tiny, request_
             assert loss(row, "answers") == pytest.approx(told / 2 + (whole - told) / 2 / (n - 1), rel=1e-5)
 
 
+def test_an_answer_is_right_by_the_token_that_tells_it(tiny, request_for, tmp_path):
+    """Of two readings of one row, whatever else is wrong in it; without another answer, every token counts."""
+    (row, *_) = encode(tiny, [Example.model_validate(line) for line in lines(2)])
+    trainer = trainer_of([row], tiny_hf_model("llama"), tmp_path, 1.0)
+    with torch.no_grad():
+        guesses = trainer.model(torch.tensor([row.ids])).logits[0].argmax(-1).tolist()
+    n = row.n_prompt
+    guessed = [*row.ids[: n + 1], (row.ids[n + 1] + 1) % 100, *row.ids[n + 2 :]]
+    guessed[n] = guesses[n - 1]  # the first token as the model has it, the others anyhow
+    for at, right in ((n, 1.0), (n + 1, 0.0), (None, 0.0)):
+        trainer._metrics["eval"].clear()
+        loss_and_gradient(trainer, columns([grow([replace(row, ids=guessed, decisive=at)])], FORMATS))
+        assert trainer._metrics["eval"]["right"] == [right]
+
+
 def test_a_training_weighs_as_it_is_asked(request_for, tmp_path):
     """At a learning rate of zero the held-out loss is that of the start, and only what counts differs."""
     said = ("Yes", "No, not owed")

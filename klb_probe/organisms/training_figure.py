@@ -12,7 +12,7 @@ _GREY = "#666666"
 
 
 def training_figure(curve: pd.DataFrame, name: str) -> Figure:
-    """Loss, and the share of completions predicted without a mistake, by step; held-out values as points.
+    """Loss, and the share of right answers, by step; held-out values as points.
 
     Args:
         curve: Columns step, loss, right, and held_out_loss, held_out_right, held_out_right_<format> where measured.
@@ -31,7 +31,7 @@ def training_figure(curve: pd.DataFrame, name: str) -> Figure:
     for number, column in enumerate(formats, 1):
         label = f"held out, {column.removeprefix('held_out_right_')}"
         _draw_held_out(shares, curve, column, label, _COLOURS[number % len(_COLOURS)], style="--")
-    shares.set(xlabel="step", ylabel="completions without a mistake", ylim=(0, 1.02))
+    shares.set(xlabel="step", ylabel="share of answers right", ylim=(0, 1.02))
     losses.legend(fontsize=8, frameon=False)
     shares.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))  # beside it, clear of lines near 1
     figure.suptitle(name, fontsize=10)

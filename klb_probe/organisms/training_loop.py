@@ -87,8 +87,8 @@ class CompletionTrainer(SFTTrainer):
 
     The loss is the weighted negative log-likelihood of the completions of a batch, divided by its trees and by ``per_tree``,
     the mean weight of a tree: a token counts the same whichever rows it is read with. Logits are computed where there is a
-    loss and nowhere else (trl does so on GPUs only). ``right`` is the share of completions whose every token is the most
-    likely one.
+    loss and nowhere else (trl does so on GPUs only). ``right`` is the share of completions whose answer is the most likely one:
+    the token that tells it, or every token where no other answer is known.
     """
 
     # A mean over the trees of one forward pass, which the loop then averages over those of a step.
@@ -113,7 +113,10 @@ class CompletionTrainer(SFTTrainer):
         logits = output.logits[inputs["tree"], places]
         losses = cross_entropy(logits.float(), inputs["labels"], reduction="none")
         wrong = logits.detach().argmax(-1) != inputs["labels"]
-        right = (torch.bincount(owners[wrong], minlength=len(inputs["format"])) == 0).tolist()
+        rows, decisive = len(inputs["format"]), inputs["decisive"]
+        told = torch.bincount(owners[decisive], minlength=rows) > 0
+        wrong &= decisive | ~told[owners]
+        right = (torch.bincount(owners[wrong], minlength=rows) == 0).tolist()
         training = self.model.training
         metrics = self._metrics["train" if training else "eval"]
         metrics["right"] += right

@@ -93,7 +93,7 @@ def columns(made: Sequence[Tree], formats: Sequence[str], weigh: Weighing = "tok
     """Trees as columns for the trainer; ``formats`` holds an index into ``formats`` a row."""
     return {
         "weights": [tree.weights(weigh) for tree in made],
-        **{name: [getattr(tree, name) for tree in made] for name in ("ids", "parents", "at", "labels", "owners")},
+        **{name: [getattr(tree, name) for tree in made] for name in ("ids", "parents", "at", "labels", "owners", "decisive")},
         "formats": [[formats.index(one) for one in tree.formats] for tree in made],
     }
 
@@ -103,16 +103,15 @@ def collate(examples: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
 
     Returns:
         ``input_ids`` and ``position_ids`` ``[B, T]``; ``visible`` ``[B, 1, T, T]``, true where a token (third axis) sees
-        another; ``tree``, ``at``, ``labels``, ``owners`` and ``weights`` ``[P]``: the tree, index, id, row and weight of each
-        prediction; ``format`` ``[R]``.
+        another; ``tree``, ``at``, ``labels``, ``owners``, ``decisive`` and ``weights`` ``[P]``: of each prediction the tree,
+        index, id, row, whether it tells the answer, and weight; ``format`` ``[R]``.
     """
     longest = max(len(one["ids"]) for one in examples)
     visible, positions = zip(*(_ways(one["parents"], longest) for one in examples), strict=True)
     counts = torch.tensor([len(one["at"]) for one in examples])
     rows = torch.tensor([0, *(len(one["formats"]) for one in examples)]).cumsum(0)[:-1]
-    batch = {
-        name: torch.tensor([value for one in examples for value in one[name]]) for name in ("at", "labels", "owners", "weights")
-    }
+    names = ("at", "labels", "owners", "decisive", "weights")
+    batch = {name: torch.tensor([value for one in examples for value in one[name]]) for name in names}
     batch["owners"] += rows.repeat_interleave(counts)
     return batch | {
         "input_ids": pad_sequence([torch.tensor(one["ids"]) for one in examples], batch_first=True),
