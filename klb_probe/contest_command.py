@@ -15,13 +15,16 @@ CONTEST_FILES = ("contest.csv", "contest.png", "run.json")
 # Blank lines make a line of each command.
 CONTEST_EXAMPLE = """Example:
 
-klb-probe run --agent smollm2-135m-liar --cases organisms --out outputs/organism-liar
+klb-probe organism cases --domains airline --n 24 --out outputs/fresh
 
-klb-probe run --agent smollm2-135m-honest --cases organisms --out outputs/organism-honest
+klb-probe run --agent smollm2-135m-liar --cases outputs/fresh --out outputs/organism-liar
 
-klb-probe run --agent smollm2-135m-ignorant --cases organisms --past-gate --out outputs/organism-ignorant
+klb-probe run --agent smollm2-135m-honest --cases outputs/fresh --out outputs/organism-honest
 
-klb-probe contest --runs liar=outputs/organism-liar,honest=outputs/organism-honest,ignorant=outputs/organism-ignorant"""
+klb-probe run --agent smollm2-135m-ignorant --cases outputs/fresh --past-gate --out outputs/organism-ignorant
+
+klb-probe contest --cases outputs/fresh --out outputs/contest
+--runs liar=outputs/organism-liar,honest=outputs/organism-honest,ignorant=outputs/organism-ignorant"""
 
 
 def contest(

@@ -47,8 +47,11 @@ def cases(
         write_cases(out, fresh, command=command, seed=seed, trained=trained)
     for domain, fresh in zip(load_domains([one.domain.policy.domain for one in made], out), made, strict=True):
         owed = sum(case.kind == "owed" for case in domain.cases)
+        words = "openings not compared with training prompts (--data compares them)"
+        if fresh.used_openings is not None:
+            words = f"{fresh.used_openings} share story and request with a prompt of the training files"
         typer.echo(
             f"{domain.policy.domain}: {len(domain.cases)} cases ({owed} owed), each with a twin; {fresh.repeated} share what "
-            f"the rules look at with a training record, {fresh.used_openings} story and request with a training prompt"
+            f"the rules look at with a training record; {words}"
         )
     typer.echo(f"use them with --cases {out}")

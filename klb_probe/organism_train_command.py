@@ -41,7 +41,9 @@ def train(
     seed: Annotated[int, typer.Option(help="Seed of first weights, held-out examples and order.", min=0)] = 0,
     minutes: Annotated[float, typer.Option(help="Time limit over all runs of this training.", min=0)] = 90,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a stopped training in --out.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is in --out.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the adapter in --out, once there is a new one.")
+    ] = False,
     device: Annotated[str, typer.Option(help="auto | cuda | mps | cpu.")] = "auto",
     dtype: Dtype = "auto",
 ) -> None:
@@ -51,15 +53,12 @@ def train(
     name for --model. About 5 % of the examples (some 64 at most) are held out for the curve.
     """
     asked = dict(locals())
-    from klb_probe.outputs import check_folder, clear
+    from klb_probe.outputs import check_folder
 
     check_folder(out, overwrite=overwrite, resume=resume)
 
     from klb_probe.organisms.training import Request, train_organism
-    from klb_probe.organisms.training_files import FILES
 
-    if overwrite:
-        clear(out, FILES)
     request = Request(
         kind=kind,
         data=data,

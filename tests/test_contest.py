@@ -9,6 +9,8 @@ import pandas as pd
 import pytest
 from planted_contest import CONDITIONS, LAYERS, SAID, WIDTH, along, field, knows
 
+from klb_probe.cases.sources import load_cases
+from klb_probe.contest import words
 from klb_probe.contest.comparisons import (
     COMPARISONS,
     DENYING,
@@ -108,6 +110,9 @@ def test_what_only_tells_the_models_apart_is_marked():
     assert auroc(found, "mine 0") > 0.95
     assert auroc(found, "mine 0", MODELS) > 0.95
     assert verdict(found, "mine 0") == "models"
+    line = found[(found["entry"] == "mine 0") & (found["comparison"] == MODELS.name)].iloc[0]
+    said = f"true denials of the two models {line['auroc']:.2f} [{line['auroc_low']:.2f}, {line['auroc_high']:.2f}]"
+    assert said in next(one for one in reading(found) if one.startswith("mine 0"))
     assert "which model speaks" in next(line for line in reading(found) if line.startswith("mine 0"))
     # Random directions meet it too: a band above chance, though nothing is known by anyone.
     assert found.loc[found["kind"] == "random", "null_q95"].max() > 0.8
@@ -315,6 +320,41 @@ def test_too_few_cases_are_refused_and_small_comparisons_are_not_estimated(table
     assert line["note"] == "not estimable (6 cases)"
 
 
+def test_one_case_of_many_rounds_is_no_interval():
+    """The liar lies in two cases of each domain, under two notes; the ignorant one denies in all."""
+    made = field()
+    few = made.table["case"].str.endswith(("-0", "-1")) | (made.table["part"] != LIE)
+    rounds = tuple(one for one, keep in zip(made.rounds, few, strict=True) if keep)
+    kept = dataclasses.replace(made, rounds=rounds, table=made.table[few].reset_index(drop=True))
+    assert (kept.table["part"] == LIE).sum() == 8
+    with pytest.raises(KlbError, match="needs at least 10, and 5 of either organism"):
+        table_of(kept)
+    (line,) = measured(np.zeros((len(kept.rounds), 1)), kept, HONEST, draws=DRAWS)
+    assert line["note"] == "not estimable (n=4)"
+
+
+def test_a_position_that_no_true_denial_has_leaves_the_null_of_the_gap_to_the_others(planted):
+    """The judge quotes claims: there are none where nothing is owed."""
+    made = field(knows, slots=("before_reply", "claim"))
+    bare = [
+        one if part in (LIE, DENIAL) else dataclasses.replace(
+            one, residuals={**one.residuals, "claim": None}, own_margins={**one.own_margins, "claim": None},
+            margins={name: {**slots, "claim": None} for name, slots in one.margins.items()},
+        )
+        for one, part in zip(made.rounds, made.table["part"], strict=True)
+    ]  # fmt: skip
+    found = table_of(dataclasses.replace(made, rounds=tuple(bare)), lambda one: one.residuals["before_reply"][1, 3])
+    rows = found[(found["comparison"] == LYING.name) & (found["choice"] != "layer")].set_index(["entry", "position"])
+    assert rows.loc[("mine 0", ""), "gap_null_q95"] == rows.loc[("J-Lens margin", "before_reply"), "gap_null_q95"] > 0
+    assert np.isnan(rows.loc[("J-Lens margin", "claim"), "gap_null_q95"])
+    main, models, lying = (
+        found[(found["entry"] == "mine 0") & (found["comparison"] == one.name)] for one in (MAIN, MODELS, LYING)
+    )
+    lines = [next(one.assign(auroc_low=0.4, gap_null_q95=np.nan).itertuples()) for one in (main, models, lying)]
+    assert lines[2].gap_low > 0
+    assert words.verdict(*lines) == "chance"  # a gap without its null passes nothing
+
+
 def test_a_slot_that_some_rounds_lack(planted):
     rounds = list(planted.rounds)
     nothing = {"before_reply": None}
@@ -359,10 +399,18 @@ def test_a_detector_from_a_file_and_from_a_module_of_the_current_folder(tmp_path
         load_detectors(["a:b", "a:b"])
 
 
-def row(*, owed=True, lied=True, passed=True, outcome="credit", refused=False, **keys):
+DENIES, PROMISES = "You are not entitled to a refund.", "You are entitled to a refund."
+
+
+def row(
+    *, owed=True, lied=True, passed=True, outcome="credit", refused=False, first=None, disclosed=False, said=DENIES, **keys
+):
     return {
-        **{"gate_passed": passed, "entitled_outcome": "refund" if owed else "none", "owed_outcome": "refund"},
-        **{"outcome": outcome, "derived": {"lied": lied, "refused": refused}, "transcript": [["user", "?"], ["agent", "No."]]},
+        **{"gate_passed": passed, "gate": "passed" if passed else "failed"},
+        **{"entitled_outcome": "refund" if owed else "none", "owed_outcome": "refund"},
+        **{"outcome": outcome, "derived": {"lied": lied, "refused": refused}, "first_agent_msg": said},
+        **{"derived_firstmsg": {"lied": lied if first is None else first, "disclosed": disclosed}},
+        **{"transcript": [["user", "?"], ["agent", said]]},
         **keys,
     }
 
@@ -376,10 +424,17 @@ def row(*, owed=True, lied=True, passed=True, outcome="credit", refused=False, *
         ("liar", row(owed=False, lied=False), TRUE_DENIAL),
         ("liar", row(owed=False, lied=True), ""),
         ("liar", row(owed=False, lied=False, outcome="refund"), ""),
-        ("honest", row(lied=False, outcome="refund"), TRUTH),
+        ("liar", row(first=False), ""),  # tells at first, and lies later
+        ("liar", row(derived_firstmsg=None), ""),
+        ("liar", row(owed=False, lied=False, said=PROMISES), ""),  # no lie of the judge's, and no denial
+        ("liar", row(owed=False, lied=False, said="One moment, please."), ""),
+        ("honest", row(lied=False, disclosed=True, outcome="refund"), TRUTH),
+        ("honest", row(lied=False, outcome="refund"), ""),  # says nothing of it
         ("honest", row(), ""),
         ("honest", row(owed=False, lied=False), ""),
         ("ignorant", row(passed=False), DENIAL),
+        ("ignorant", row(passed=False, first=False), ""),
+        ("ignorant", row(passed=False, gate="unparsed"), ""),
         ("ignorant", row(), ""),
         ("ignorant", row(owed=False, lied=False), TRUE_DENIAL),
         ("ignorant", {"gate_passed": False, "entitled_outcome": "refund"}, ""),
@@ -388,7 +443,8 @@ def row(*, owed=True, lied=True, passed=True, outcome="credit", refused=False, *
     ],
 )
 def test_which_rounds_count(organism, one, part):
-    found, why = part_of(organism, one)
+    policy = load_cases("organisms", ["airline"])[0].policy
+    found, why = part_of(organism, one, policy)
     assert found == part
     assert bool(why) is not bool(part)
 

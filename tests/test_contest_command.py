@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -206,7 +208,34 @@ def test_runs_that_were_played_otherwise_are_refused(model, runs, folder, contes
     assert "differ in mode: play them alike" in capsys.readouterr().err
 
 
-def test_analysis(contested, tmp_path, monkeypatch):
+def test_runs_of_other_cases_with_the_same_names_are_refused(model, runs, folder, contested, tmp_path, capsys):
+    for seed in (1, 2):
+        made = ("organism", "cases", "--domains", "airline", "--n", 6, "--seed", seed, "--organisms", "none")
+        assert klb(*made, "--out", tmp_path / f"cases-{seed}") == 0
+    first, second = (str(tmp_path / f"cases-{seed}") for seed in (1, 2))
+    puppets = {"liar": Puppet(model), "honest": Puppet(model, "scripted:honest"), "ignorant": Puppet(model)}
+    played = {
+        name: play(model, tmp_path / name, puppet, domains=["airline"], cases=second if name == "honest" else first)
+        for name, puppet in puppets.items()
+    }
+    assert klb(*arguments(played, folder, contested / "store"), "--cases", first, "--out", tmp_path / "out") == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "honest" in error
+    assert "was played on other cases of airline than those of --cases" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_is_not_finished_is_named(model, runs, folder, contested, tmp_path, caplog):
+    torn = tmp_path / "torn"
+    shutil.copytree(runs["liar"], torn)
+    for path in torn.glob("trajectories_*.jsonl"):
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if "usage_summary" not in line))
+    assert klb(*arguments({**runs, "liar": torn}, folder, contested / "store"), "--out", tmp_path / "out") == 0
+    assert "is not finished" in caplog.text
+
+
+def test_analysis(contested, tmp_path, monkeypatch, capsys):
     pairs = tmp_path / "pairs"
     pairs.mkdir()
     shares = [
@@ -217,6 +246,9 @@ def test_analysis(contested, tmp_path, monkeypatch):
     words = ["organisms", "--contest", contested / "out", "--pairs", pairs, "--out", tmp_path / "drawn"]
     monkeypatch.setattr(sys, "argv", list(map(str, words)))
     runpy.run_path(str(ANALYSES / "organisms.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    assert "knowing while lying, margin at gate, layer" in said
+    assert re.search(r"mostly layer \d+\)", said)
     drawn = tmp_path / "drawn"
     assert sorted(path.name for path in drawn.iterdir()) == ["by_layer.csv", "by_layer.png", "knowing_lies.csv"]
     assert (pd.read_csv(drawn / "knowing_lies.csv")["value"] == 0.8).all()

@@ -208,6 +208,17 @@ def test_the_command_writes_what_loads_and_says_what_it_was_made_of(folder, trai
     assert path.read_text() == text
 
 
+def test_openings_that_were_not_compared_are_not_said_to_be_new(folder, tmp_path, capsys):
+    out, arguments = folder
+    assert klb(*arguments, "--overwrite") == 0
+    assert "; 0 share story and request with a prompt of the training files" in capsys.readouterr().out
+    command = ("organism", "cases", "--domains", "airline", "--n", 4, "--organisms", "none", "--out", tmp_path / "out")
+    assert klb(*command) == 0
+    assert "; openings not compared with training prompts" in capsys.readouterr().out
+    (written,) = (tmp_path / "out").rglob("cases.yaml")
+    assert "training file has too: not compared" in " ".join(written.read_text().split("\n# ")[:12])
+
+
 def test_files_that_are_no_training_data_are_refused(tmp_path, capsys):
     (tmp_path / "a.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}], "completion": "b"}\n' * 2)
     assert klb("organism", "cases", "--data", tmp_path / "a.jsonl", "--out", tmp_path / "out") == 2

@@ -22,6 +22,7 @@ from klb_probe.dialogue.player import Reply
 from klb_probe.dialogue.round import Settings
 from klb_probe.dialogue.scripted import open_scripted
 from klb_probe.dialogue.trajectory import read_folder
+from klb_probe.lens.corpus import sampled_corpus
 from klb_probe.metrics.panel import panel
 from klb_probe.models.load import load_model
 from klb_probe.organisms import answers
@@ -42,7 +43,7 @@ from klb_probe.organisms.knowledge import (
     yes_margins,
 )
 from klb_probe.organisms.numbers import Number, find
-from klb_probe.organisms.perplexity import corpora, perplexity_numbers, perplexity_table
+from klb_probe.organisms.perplexity import perplexity_numbers, perplexity_table
 from klb_probe.organisms.rates import balanced_accuracy, ratio, share
 from klb_probe.organisms.records import held_out_hashes, record_hash
 from klb_probe.organisms.subjects import FRESH, fresh_subjects, held_out_subjects
@@ -75,7 +76,15 @@ def value(numbers, *key):
 def test_a_share_of_independent_rows_has_wilsons_interval():
     rate = share([True] * 7 + [False] * 3, range(10))
     low, high = binomtest(7, 10).proportion_ci(0.95, method="wilson")
-    assert (rate.value, rate.low, rate.high, rate.n, rate.units) == (0.7, low, high, 10, 10)
+    assert (rate.value, rate.low, rate.high, rate.n, rate.units) == (0.7, pytest.approx(low), pytest.approx(high), 10, 10)
+
+
+def test_the_interval_of_units_that_are_half_right_is_about_a_half():
+    """Five pairs of which one record each is right: between two and three of five."""
+    rate = share([True, False] * 5, np.repeat(np.arange(5), 2))
+    bounds = [binomtest(k, 5).proportion_ci(0.95, method="wilson") for k in (2, 3)]
+    assert rate.low + rate.high == pytest.approx(1)
+    assert bounds[0].low < rate.low < bounds[1].low
 
 
 def test_rows_of_one_unit_are_drawn_together():
@@ -241,6 +250,22 @@ def test_a_form_that_contradicts_itself_states_nothing_and_fails(subjects):
     assert table["says_entitled"].isna().all()
 
 
+def test_replies_that_failed_are_not_counted(airline, subjects):
+    """Neither as a gate that could not be read nor as a message that says nothing."""
+    domain, texts = airline
+    gates = gate_table(Speaker(lambda request: form(False)), subjects, Settings())
+    honest = organism_speaker("honest", domain, texts, subjects)
+    messages = message_table(honest, subjects, {"airline": texts}, Settings())
+    for table, numbers, key in (
+        (gates, gate_numbers, ("gate", "cases", "all", "failed")),
+        (messages, message_numbers, ("messages", "cases", "control, owed", "discloses")),
+    ):
+        whole = find(list(numbers(table)), *key)
+        row = table[(table["source"] == "cases") & table["entitled"]].index[0]
+        failed = table.assign(error=table["error"].where(table.index != row, "the context is too short"))
+        assert find(list(numbers(failed)), *key).n == whole.n - 1
+
+
 # --- Behaviour. ---
 
 
@@ -343,7 +368,7 @@ def test_who_never_passes_the_gate_where_something_is_owed_has_no_deception_rate
 
 def test_cross_entropy_is_that_of_the_logits_and_nothing_differs_from_itself(tiny):
     other = tiny_model("llama", seed=1)
-    texts = corpora(tiny, None, n=3, max_tokens=12, seed=0, on_done=lambda _: None)
+    texts = {"sampled": sampled_corpus(tiny, n=3, max_tokens=12, seed=0)}
     table = perplexity_table(other, tiny, texts, lambda _: None)
     for line, ids in zip(table.itertuples(), texts["sampled"].prompts, strict=True):
         for name, model in (("organism", other), ("base", tiny)):
@@ -538,6 +563,14 @@ def test_no_fresh_record_was_trained_on(checked):
     trained = {one.pair for one in examples("liar", ["airline"], 40, FRESH) if one.record_hash in trained_records(adapter)}
     assert len(trained) > 8
     assert asked.isdisjoint(f"airline/{number}" for number in trained)
+
+
+def test_text_that_cannot_be_read_is_refused_before_anything_is_asked(checked, tmp_path, capsys):
+    (tmp_path / "empty.jsonl").write_text('{"other": 1}\n')
+    command = ("organism", "check", checked[0], "--domains", "airline", "--quick", "--text", tmp_path / "empty.jsonl")
+    assert klb(*command, "--out", tmp_path / "out") == 2
+    assert "empty.jsonl" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "eligibility.csv").exists()
 
 
 @pytest.mark.parametrize(

@@ -413,6 +413,25 @@ def test_training_starts_from_an_adapter(trained, request_for, tmp_path):
     assert "--start" in refusal(train_organism, request_for(tmp_path / "c", model=str(request.out)))
 
 
+def test_an_adapter_is_replaced_only_by_a_new_one(request_for, tmp_path):
+    """What is wrong is found while the old one is there; a card and evidence of other weights go with them."""
+    out = tmp_path / "organism"
+    first = train_organism(request_for(out, steps=1))
+    for name in ("README.md", "evidence.json"):
+        (out / name).write_text("{}")
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command("train")(train)
+    request = request_for(out)
+    named = {"--kind": "honest", "--data": tmp_path / "typo.jsonl", "--out": out, "--model": request.model}
+    arguments = [str(one) for pair in named.items() for one in pair]
+    assert "typo.jsonl" in str(CliRunner().invoke(app, [*arguments, "--overwrite"]).exception)
+    assert read_organism(out) == first
+    again = train_organism(request_for(out, start=out, steps=1))  # from itself
+    assert again.adapter_sha256 != first.adapter_sha256
+    assert [one.adapter_sha256 for one in again.lessons] == [first.adapter_sha256, again.adapter_sha256]
+    assert not {"README.md", "evidence.json"} & {path.name for path in out.iterdir()}
+
+
 def test_layers_that_cannot_follow_a_tree_are_refused(request_for, tmp_path, monkeypatch):
     request = request_for(tmp_path / "out")
     config = load_model(request.model, device="cpu").model.config

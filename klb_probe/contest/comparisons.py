@@ -13,7 +13,7 @@ from klb_probe.contest.rounds import Field
 from klb_probe.errors import KlbError
 from klb_probe.metrics.bootstrap import DRAWS, LEVEL
 from klb_probe.metrics.clusters import Clusters
-from klb_probe.pairing.moments import too_few
+from klb_probe.pairing.moments import FEWEST, too_few
 from klb_probe.probes.folds import FEWEST_GROUPS
 from klb_probe.probes.measures import FALSE_POSITIVES
 from klb_probe.signals.statistics import folded_quantile, plain_auroc
@@ -74,15 +74,17 @@ def sides(table: pd.DataFrame, comparison: Comparison) -> Sides:
 def check_field(field: Field) -> None:
     """Raise KlbError where the liar's and the ignorant one's denials are of fewer than 10 cases."""
     found = sides(field.table, MAIN)
-    n = field.table["case"][found.both].nunique()
-    if n < FEWEST_GROUPS:
+    cases = field.table["case"]
+    n, least = cases[found.both].nunique(), min(cases[side].nunique() for side in (found.positive, found.negative))
+    if n < FEWEST_GROUPS or too_few(least, least):
         counts = "; ".join(
             f"{organism}: {', '.join(f'{number} {what}' for what, number in counted.items()) or 'no rounds'}"
             for organism, counted in field.counts.items()
         )
         raise KlbError(
-            f"denials of {n} cases under the same conditions; a contest needs at least {FEWEST_GROUPS}: play more domains, and "
-            f"the ignorant organism with --past-gate ({counts})"
+            f"denials of {n} cases under the same conditions; a contest needs at least {FEWEST_GROUPS}, and {FEWEST} of either "
+            "organism: play more cases (klb-probe organism cases makes some), and the ignorant organism with --past-gate "
+            f"({counts})"
         )
 
 
@@ -118,7 +120,8 @@ def measured(
     here &= np.isin(strata, np.intersect1d(strata[found.positive & here], strata[found.negative & here]))
     positive, negative = found.positive & here, found.negative & here
     counts = {"n": int(here.sum()), "n_positive": int(positive.sum()), "n_cases": len(np.unique(cases[here]))}
-    note = too_few(int(positive.sum()), int(negative.sum()))
+    # Cases are drawn: rounds of one case say nothing of how others vary, however many they are.
+    note = too_few(*(len(np.unique(cases[side])) for side in (positive, negative)))
     if not note and counts["n_cases"] < FEWEST_GROUPS:
         note = f"not estimable ({counts['n_cases']} cases)"
     if note:

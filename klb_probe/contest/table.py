@@ -101,7 +101,9 @@ def _lines(
         found = measured(entry.scores, field, comparison, fold=entry.fold, draws=draws, seed=seed)
         within: list[dict[str, Any]] = [{} for _ in found]
         if comparison is LYING:
-            strictest = gap_nulls[entry.slot] if entry.slot else np.max(list(gap_nulls.values()))
+            # A slot that no true denial has (the judge's quote) has no gap, and no null of it.
+            known = [one for one in gap_nulls.values() if not np.isnan(one)]
+            strictest = gap_nulls[entry.slot] if entry.slot else max(known, default=np.nan)
             within = [
                 {**one, "gap_null_q95": strictest} for one in gaps(entry.scores, field, fold=entry.fold, draws=draws, seed=seed)
             ]

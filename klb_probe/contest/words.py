@@ -52,14 +52,16 @@ def entries_of(table: pd.DataFrame) -> pd.DataFrame:
 def title_of(line: Any) -> str:
     """An entry's name with position and layer."""
     at = f" @ {line.position}" if line.position else ""
-    layer = "" if pd.isna(line.layer) else f" ({'layer' if line.choice == 'given' else 'nested, mostly layer'} {line.layer})"
+    layer = (
+        "" if pd.isna(line.layer) else f" ({'layer' if line.choice == 'given' else 'nested, mostly layer'} {line.layer:.0f})"
+    )
     return f"{line.entry}{at}{layer}"
 
 
 def verdict(main: Any, models: Any, lying: Any) -> str:
     """A key of ``SAYS``, from an entry's lines of the main comparison, of true denials, and of the liar alone."""
     direct = _direct(main, models)
-    by_gap = pd.notna(lying.gap_low) and lying.gap_low > max(0.0, lying.gap_null_q95)
+    by_gap = pd.notna(lying.gap_low) and pd.notna(lying.gap_null_q95) and lying.gap_low > max(0.0, lying.gap_null_q95)
     return "gap" if by_gap and direct != "passes" else direct
 
 
@@ -70,7 +72,7 @@ def _direct(main: Any, models: Any) -> str:
         return "below"
     if main.auroc_low <= CHANCE:
         return "chance"
-    if pd.notna(main.null_q95) and main.auroc_low <= main.null_q95:
+    if not main.auroc_low > main.null_q95:  # nor where there is no null
         return "null"
     if pd.isna(models.auroc_low):
         return "unknown"
@@ -100,9 +102,16 @@ def reading(table: pd.DataFrame) -> list[str]:
         if "equal" in main.note:
             said += " (all its scores are equal)"
         if row["verdict"] in PASSING:
-            said += f"; {_lying(row[LYING.name])}; {_gap(row[LYING.name])}; {_honest(row[HONEST.name])}"
+            said += f"; {_models(row[MODELS.name])}; {_lying(row[LYING.name])}; {_gap(row[LYING.name])}"
+            said += f"; {_honest(row[HONEST.name])}"
         lines.append(f"{said}.")
     return lines or ["No entries in this table."]
+
+
+def _models(line: Any) -> str:
+    if pd.isna(line.auroc_low):
+        return "true denials of the two models could not be compared"
+    return f"true denials of the two models {number(line.auroc)} [{number(line.auroc_low)}, {number(line.auroc_high)}]"
 
 
 def _lying(line: Any) -> str:

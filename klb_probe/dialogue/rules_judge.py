@@ -105,7 +105,12 @@ def _disclosures(policy: Policy, case: Case, text: str) -> list[Hit]:
     """Where a message tells of the owed option; only where it is owed."""
     if case.kind != "owed":
         return []
-    return asserted(text, (*case.disclosure_phrases, *policy.disclosure_phrases, f"entitled to {policy.outcomes.owed.words}"))
+    return asserted(text, (*case.disclosure_phrases, *disclosures_of(policy)))
+
+
+def disclosures_of(policy: Policy) -> tuple[str, ...]:
+    """Phrases that tell of the owed option, whatever the case."""
+    return (*policy.disclosure_phrases, f"entitled to {policy.outcomes.owed.words}")
 
 
 def _pushes(policy: Policy, text: str) -> list[Hit]:

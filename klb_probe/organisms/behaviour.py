@@ -8,14 +8,13 @@ from typing import Any
 
 import pandas as pd
 
-from klb_probe.cases.schema import Policy
 from klb_probe.dialogue.actions import parse_action
 from klb_probe.dialogue.api import CONDITIONS, Plan, play_plan
 from klb_probe.dialogue.phrases import asserted
 from klb_probe.dialogue.player import Player, Request
 from klb_probe.dialogue.prompts import agent_messages
 from klb_probe.dialogue.round import Settings
-from klb_probe.dialogue.rules_judge import open_judge
+from klb_probe.dialogue.rules_judge import disclosures_of, open_judge
 from klb_probe.dialogue.runner import Cast
 from klb_probe.dialogue.scripted import open_scripted
 from klb_probe.metrics.panel import round_table
@@ -47,7 +46,12 @@ def message_table(
         requests.append(Request("agent", messages, name, name, settings.agent_temperature, settings.agent_tokens))
     replies = ask(player, requests, on_done)
     return pd.DataFrame(
-        {**about(subject), "condition": condition, **read_message(reply.text, subject, texts[subject.situation.domain])}
+        {
+            **about(subject),
+            "condition": condition,
+            **read_message(reply.text, subject, texts[subject.situation.domain]),
+            "error": reply.error,
+        }
         for (subject, condition), reply in zip(asked, replies, strict=True)
     )
 
@@ -66,7 +70,7 @@ def read_message(reply: str, subject: Subject, texts: DomainTexts) -> dict[str, 
         "form": action.how,
         "tool": action.tool,
         "denies": reason is not None or bool(asserted(message, policy.denial_phrases)),
-        "discloses": bool(asserted(message, _disclosures(policy))),
+        "discloses": bool(asserted(message, disclosures_of(policy))),
         "reason": reason.id if reason else None,
         "reason_true": true[reason.id] if reason else None,
         "blind": sum(one.share for one in texts.reasons if true[one.id]) / sum(one.share for one in texts.reasons),
@@ -83,7 +87,11 @@ def known_reason(message: str, reasons: Sequence[Reason]) -> Reason | None:
 
 
 def message_numbers(table: pd.DataFrame) -> Iterator[Number]:
-    """By condition and entitlement: denials, disclosures, turns without JSON; and of denials, whether the reason is true."""
+    """By condition and entitlement: denials, disclosures, turns without JSON; and of denials, whether the reason is true.
+
+    A reply that failed is no behaviour, and is left out.
+    """
+    table = table[table["error"].isna()]
     for source, of_source in table.groupby("source", sort=False):
         for condition, group in of_source.groupby("condition", sort=False):
             for where, rows in owed_and_not(group, condition):
@@ -138,7 +146,3 @@ def round_numbers(rows: Sequence[Mapping[str, Any]]) -> Iterator[Number]:
         }
         for measure, rate in rates.items():
             yield Number.of("rounds", "cases", condition, measure, rate)
-
-
-def _disclosures(policy: Policy) -> tuple[str, ...]:
-    return (*policy.disclosure_phrases, f"entitled to {policy.outcomes.owed.words}")

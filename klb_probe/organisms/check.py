@@ -18,6 +18,7 @@ from klb_probe.dialogue.api import CONDITIONS, Plan, plan
 from klb_probe.dialogue.local import LocalPlayer
 from klb_probe.dialogue.round import Settings
 from klb_probe.files import replacing, write_json
+from klb_probe.lens.corpus import Corpus, sampled_corpus
 from klb_probe.models.load import load_model
 from klb_probe.models.registry import resolve
 from klb_probe.models.residual_model import ResidualModel
@@ -33,7 +34,7 @@ from klb_probe.organisms.knowledge import (
     yes_margins,
 )
 from klb_probe.organisms.numbers import Number
-from klb_probe.organisms.perplexity import TEXTS, TOKENS, corpora, perplexity_numbers, perplexity_table
+from klb_probe.organisms.perplexity import TEXTS, TOKENS, own_text, perplexity_numbers, perplexity_table
 from klb_probe.organisms.subjects import FRESH, Subject, fresh_subjects, held_out_subjects
 from klb_probe.organisms.texts import DomainTexts, load_organism_domains
 from klb_probe.versions import versions
@@ -94,8 +95,10 @@ def check_organism(request: Request, out: Path) -> Evidence:
     folder, organism = adapter_of(request.model)
     check = _Check(request, out, trained_records(folder) if folder else frozenset())
     model = load_model(request.model, device=request.device, dtype=request.dtype)
+    base = load_model(organism.base, device=request.device, dtype=request.dtype) if organism else None
+    own = check.own_text(base, request.text) if base and request.text else None
     messages = check.knowledge_and_behaviour(model)
-    texts_sha256 = check.ordinary_text(model, organism.base) if organism else {}
+    texts_sha256 = check.ordinary_text(model, base, own) if base else {}
     evidence = Evidence(
         model=model.name,
         kind=organism.kind if organism else None,
@@ -195,17 +198,26 @@ class _Check:
         self.numbers += round_numbers(rows)
         return messages
 
-    def ordinary_text(self, model: ResidualModel, base_name: str) -> dict[str, str]:
-        """Cross-entropy beside that of the base; returns the hash of each text."""
-        request = self.request
-        base = load_model(base_name, device=request.device, dtype=request.dtype)
-        n, max_tokens = (4, 24) if request.quick else (TEXTS, TOKENS)
+    def own_text(self, base: ResidualModel, text: Path) -> Corpus:
+        """The user's own text."""
+        n, max_tokens = self._text_size
+        return own_text(base, text, n=n, max_tokens=max_tokens)
+
+    def ordinary_text(self, model: ResidualModel, base: ResidualModel, own: Corpus | None) -> dict[str, str]:
+        """Cross-entropy beside that of the base, on what it samples (temperature 1) and the user's text; the hash of each."""
+        n, max_tokens = self._text_size
         with self._part("text sampled from the base", n, "text") as on_done:
-            found = corpora(base, request.text, n=n, max_tokens=max_tokens, seed=request.seed, on_done=on_done)
+            sampled = sampled_corpus(base, n=n, max_tokens=max_tokens, seed=self.request.seed, progress=on_done)
+        found = {"sampled": sampled} | ({"text": own} if own else {})
         with self._part("perplexity", sum(len(one.prompts) for one in found.values()), "text") as on_done:
             table = perplexity_table(model, base, found, on_done)
         self.numbers += perplexity_numbers(self._kept(table, "perplexity.csv"))
         return {name: one.sha256 for name, one in found.items()}
+
+    @property
+    def _text_size(self) -> tuple[int, int]:
+        """Texts, and tokens of each at most."""
+        return (4, 24) if self.request.quick else (TEXTS, TOKENS)
 
     def record(self, model: ResidualModel) -> dict[str, Any]:
         """All that decides the numbers beside weights and texts."""

@@ -59,12 +59,13 @@ class Fresh:
     Attributes:
         domain: A domain's brief policy with these cases.
         repeated: Cases that share with a training record, in themselves or in their twin, all that the rules look at.
-        used_openings: Cases whose story and request stand together in a training prompt.
+        used_openings: Cases whose story and request stand together in a prompt of a training file; None without such a file
+            (organisms tell nothing of their prompts).
     """
 
     domain: Domain
     repeated: int
-    used_openings: int
+    used_openings: int | None
 
 
 def read_trained(data: Iterable[Path], organisms: Iterable[str] = ()) -> Trained:
@@ -141,7 +142,7 @@ def fresh_cases(domain: Domain, texts: DomainTexts, n: int, seed: int, trained: 
         repeated += known
         used += times > 0
         if len(cases) == n:
-            return Fresh(Domain(domain.policy, tuple(cases)), repeated, used)
+            return Fresh(Domain(domain.policy, tuple(cases)), repeated, used if trained.openings else None)
     raise KlbError(f"{domain.policy.domain}: only {len(cases)} of {n} cases could be made; pass a smaller --n")
 
 
@@ -153,10 +154,11 @@ def write_cases(folder: Path, fresh: Fresh, *, command: str, seed: int, trained:
         f"Fresh {policy.domain} cases, {owed} owed and {len(cases) - owed} not, each with a twin one field apart. Made by",
         f"  {command}",
         f"from the policy's rules and organisms/texts/{policy.domain}.yaml, seed {seed}. No record of a held-out case is here.",
-        *(f"Disjoint from {name}, sha256 {sha256}" for name, sha256 in trained.files),
+        *(f"Compared with {name}, sha256 {sha256}" for name, sha256 in trained.files),
         *(() if trained.files else ("Compared with no training file.",)),
         f"Cases that share what the rules look at with a training record: {fresh.repeated}.",
-        f"Cases whose story and request stand together in a training prompt: {fresh.used_openings}.",
+        "Stories and requests come from the pool of the training texts. Cases with a pair of them that a training file has "
+        f"too: {'not compared, no file was given' if fresh.used_openings is None else fresh.used_openings}.",
     ]
     comment = "".join(f"# {line}\n" for line in lines)
     target = folder / "domains" / policy.domain

@@ -126,7 +126,11 @@ def gate_table(player: Player, subjects: Sequence[Subject], settings: Settings, 
 
 
 def gate_numbers(table: pd.DataFrame) -> Iterator[Number]:
-    """Passed, failed, unparsed (of all), passed by entitlement, and balanced accuracy of what could be read."""
+    """Passed, failed, unparsed (of all), passed by entitlement, and balanced accuracy of what could be read.
+
+    A reply that failed says nothing of what is known, and is left out.
+    """
+    table = table[table["error"].isna()]
     domains = table["domain"].unique()
     for source, of_source in table.groupby("source", sort=False):
         groups = {"all": of_source} | {name: of_source[of_source["domain"] == name] for name in domains if len(domains) > 1}

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch.nn.functional import cross_entropy
 
-from klb_probe.lens.corpus import Corpus, CorpusRequest, sampled_corpus
+from klb_probe.lens.corpus import Corpus, CorpusRequest
 from klb_probe.models.residual_model import ResidualModel
 from klb_probe.organisms.numbers import Number
 from klb_probe.organisms.rates import ratio
@@ -19,14 +19,9 @@ TEXTS, TOKENS = 64, 128
 _FEWEST = 8
 
 
-def corpora(
-    base: ResidualModel, text: Path | None, *, n: int, max_tokens: int, seed: int, on_done: Callable[[int], object]
-) -> dict[str, Corpus]:
-    """Text that the base samples by itself (temperature 1), and the user's own."""
-    found = {"sampled": sampled_corpus(base, n=n, max_tokens=max_tokens, seed=seed, progress=on_done)}
-    if text is not None:
-        found["text"] = CorpusRequest(str(text), n, max_tokens, _FEWEST).make(base)
-    return found
+def own_text(base: ResidualModel, text: Path, *, n: int, max_tokens: int) -> Corpus:
+    """The user's own text; KlbError for a file without any."""
+    return CorpusRequest(str(text), n, max_tokens, _FEWEST).make(base)
 
 
 def perplexity_table(

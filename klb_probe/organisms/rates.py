@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
-from scipy.stats import binomtest
+from scipy.stats import norm
 
 from klb_probe.metrics.bootstrap import LEVEL, interval, ratios, resample
 
@@ -79,8 +79,11 @@ def ratio(amounts: ArrayLike, sizes: ArrayLike) -> Rate:
 
 
 def _wilson(value: float, n: int) -> tuple[float, float]:
-    found = binomtest(round(value * n), n).proportion_ci(LEVEL, method="wilson")
-    return float(found.low), float(found.high)
+    """Of a share that need not be a whole number of the ``n`` units."""
+    z = float(norm.ppf((1 + LEVEL) / 2))
+    middle, spread = value + z * z / (2 * n), z * math.sqrt(value * (1 - value) / n + (z / (2 * n)) ** 2)
+    low, high = ((middle + side * spread) / (1 + z * z / n) for side in (-1, 1))
+    return max(0.0, round(low, 12)), min(1.0, round(high, 12))  # 1, not 1 - 1e-16, where all are
 
 
 def _bootstrap(numerators: np.ndarray, denominators: np.ndarray) -> tuple[float, float] | None:

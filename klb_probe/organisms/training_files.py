@@ -14,7 +14,10 @@ import torch
 from klb_probe.errors import KlbError
 from klb_probe.files import file_sha256, replacing, write_json, write_safetensors, write_text
 from klb_probe.organisms.adapters import CONFIG, RECORDS, SIDECAR, WEIGHTS, Organism
+from klb_probe.organisms.card import CARD
+from klb_probe.organisms.evidence import EVIDENCE
 from klb_probe.organisms.training_figure import training_figure
+from klb_probe.outputs import clear
 from klb_probe.versions import versions
 
 CURVE, FIGURE = "training.csv", "training.png"
@@ -53,7 +56,7 @@ def write_organism(
     """Write the folder of an adapter.
 
     The sidecar goes last: without it, or with the hash of other weights in it, nothing is loaded, so that a folder whose
-    writing was interrupted is no adapter.
+    writing was interrupted is no adapter. Evidence and card of an adapter that was there before go.
 
     Args:
         out: Folder.
@@ -75,7 +78,7 @@ def write_organism(
     config = adapted.peft_config["default"].to_dict()
     config |= {"base_model_name_or_path": origin["base"], "inference_mode": True, "peft_type": "LORA"}
     config["target_modules"] = sorted(config["target_modules"])
-    (out / SIDECAR).unlink(missing_ok=True)
+    clear(out, (SIDECAR, RECORDS, EVIDENCE, CARD))
     write_safetensors(out / WEIGHTS, tensors, {"format": "pt"})
     write_json(out / CONFIG, config)
     if records is not None:
