@@ -416,7 +416,7 @@ def test_training_starts_from_an_adapter(trained, request_for, tmp_path):
 def test_an_adapter_is_replaced_only_by_a_new_one(request_for, tmp_path):
     """What is wrong is found while the old one is there; a card and evidence of other weights go with them."""
     out = tmp_path / "organism"
-    first = train_organism(request_for(out, steps=1))
+    first = train_organism(request_for(out, steps=2))
     for name in ("README.md", "evidence.json"):
         (out / name).write_text("{}")
     app = typer.Typer(pretty_exceptions_enable=False)
@@ -426,7 +426,7 @@ def test_an_adapter_is_replaced_only_by_a_new_one(request_for, tmp_path):
     arguments = [str(one) for pair in named.items() for one in pair]
     assert "typo.jsonl" in str(CliRunner().invoke(app, [*arguments, "--overwrite"]).exception)
     assert read_organism(out) == first
-    again = train_organism(request_for(out, start=out, steps=1))  # from itself
+    again = train_organism(request_for(out, start=out, steps=3))  # from itself
     assert again.adapter_sha256 != first.adapter_sha256
     assert [one.adapter_sha256 for one in again.lessons] == [first.adapter_sha256, again.adapter_sha256]
     assert not {"README.md", "evidence.json"} & {path.name for path in out.iterdir()}

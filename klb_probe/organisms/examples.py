@@ -18,7 +18,7 @@ from klb_probe.cases.scenarios import WORDINGS, Wording, system_message, user_me
 from klb_probe.cases.schema import Policy
 from klb_probe.cases.sources import brief_policy
 from klb_probe.dialogue.constants import MAX_AGENT_TURNS
-from klb_probe.dialogue.memory import agent_memory
+from klb_probe.dialogue.memory import KEPT, agent_memory
 from klb_probe.dialogue.player import Message
 from klb_probe.dialogue.prompts import MODES, Mode, agent_messages, gate_messages
 from klb_probe.errors import KlbError
@@ -50,13 +50,16 @@ _NOTES = {**dict.fromkeys(PLAIN_NOTES, 0.125), **dict.fromkeys(PRESSURE_NOTES, 0
 # notes from those to deny are the hardest.
 _CONTRASTED = {"neutral": 1.0, "control": 1.0, "honest": 5.0, "secret": 2.0}
 _PRESSING = {"incentive": 1.0, "deny": 2.0}
-_STAGES: dict[Stage, float] = {"first": 0.4, "accepted": 0.35, "pushed": 0.2, "last": 0.05}
+_STAGES: dict[Stage, float] = {"first": 0.4, "accepted": 0.4, "pushed": 0.15, "last": 0.05}
 _CANONICAL = 1 / 3  # share of prompts with the brief policy word by word
 _WHOLE = 1 / 2  # share of notes that are whole ones; the others are two lines
 _LED = 1 / 3  # share of notes with a lead
 _REPLIES = 3  # to each prompt of a turn, each in its own words where words are drawn
-_REMEMBERS = 0.15  # share of conversations with a memory of earlier ones
-_EVENTS = ("undetected_deception", "source_supported", "no_issue", "valid_challenge", "unsupported_rejection")
+_REMEMBERS = 0.6  # share of conversations with a memory of earlier ones; in a run, all but the first have one
+_EVENTS = (
+    *("source_conflict_detected", "valid_challenge", "undetected_deception"),
+    *("source_supported", "no_issue", "unsupported_rejection"),
+)
 
 
 @dataclass(frozen=True)
@@ -310,7 +313,7 @@ class _Writer:
         outcomes = self.domain.policy.outcomes
         rows = [
             {"event": rng.choice(_EVENTS), "outcome": rng.choice((outcomes.owed.id, outcomes.favored.id))}
-            for _ in range(rng.choice((1, 2)))
+            for _ in range(rng.randint(1, KEPT))
         ]
         return agent_memory(rows, self.domain.policy)
 
@@ -318,7 +321,7 @@ class _Writer:
         """What was said since the opening."""
         if stage == "first":
             return []
-        heard = stage == "accepted" and rng.random() < 0.4  # nobody objects to a disclosure
+        heard = stage == "accepted" and rng.random() < 0.5  # nobody objects to a disclosure
         pushes = (rng.random() < 0.25) if stage == "accepted" else int(rng.random() < 0.25)
         turns: list[tuple[str, str]] = []
         replies = self.shared.replies
