@@ -15,6 +15,9 @@ from command import klb
 from doc_commands import PAGES, ROOT, blocks, hook, mentioned, parse, unknown_options, words_of
 
 import klb_probe
+from klb_probe.models.registry import resolve
+from klb_probe.organisms.evidence import read_evidence
+from klb_probe.organisms.numbers import find
 
 DOCS = ROOT / "docs"
 # Pages whose files, cheap commands and Python are run in order, in a folder of their own.
@@ -144,6 +147,19 @@ def test_the_detector_of_its_page_is_one(tmp_path, monkeypatch):
     assert detector.score(one) == np.mean([2, 3, 4, 5, 6])
     silent = ContestRound({}, {"logit": {"before_reply": None}}, {}, (), (), "policy", {}, "hello")
     assert detector.score(silent) == 0
+
+
+def test_the_numbers_of_the_organisms_are_those_of_their_evidence():
+    page = (DOCS / "organisms.md").read_text(encoding="utf-8")
+    parts = r"\| (gate|eligibility|messages|rounds|perplexity) "
+    rows = [line.strip("|").split("|") for line in page.splitlines() if re.match(parts, line)]
+    assert len(rows) > 10
+    organisms = [read_evidence(resolve(f"smollm2-135m-{kind}").adapter) for kind in ("liar", "honest", "ignorant")]
+    for row in rows:
+        *key, liar, honest, ignorant = (cell.strip() for cell in row)
+        part, source, where, measure = key
+        for said, evidence in zip((liar, honest, ignorant), organisms, strict=True):
+            assert said == str(find(evidence.numbers, part, source, where, measure)), (key, evidence.model)
 
 
 def test_every_error_that_is_quoted_is_in_the_code():
