@@ -32,7 +32,7 @@ def knowing_words(shares: pd.DataFrame) -> list[str]:
     last = shares[shares["layer"] == shares["layer"].max()]
     return [
         f"knowing while lying, {line.lens} at {line.position}, layer {line.layer}: {line.value:.2f} "
-        f"[{line.low:.2f}, {line.high:.2f}] of {line.n_lies} lies"
+        f"{'' if pd.isna(line.low) else f'[{line.low:.2f}, {line.high:.2f}] '}of {line.n_lies} lies"
         for line in last.itertuples()
     ]
 

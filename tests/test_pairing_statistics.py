@@ -267,3 +267,13 @@ def test_spearman_is_scipys(drawn):
     expected = [spearmanr(column[positive], other[positive]).statistic for column in values.T]
     np.testing.assert_allclose(clusters.spearman(values, other, positive).value, expected)
     assert np.isnan(clusters.spearman(values, np.ones(40), positive).value).all()
+
+
+def test_one_trajectory_a_condition_gives_no_interval():
+    """Each is drawn once in every draw: an interval without width would say that nothing could vary."""
+    value = np.arange(12.0)[:, None]
+    trajectory, every = np.repeat([0, 1, 2], 4), np.ones(12, bool)
+    alone = Clusters(trajectory, trajectory).estimate(np.tile(value.mean(0), (3, 1)), every)
+    assert (alone.value, np.isnan(alone.low), np.isnan(alone.high), alone.n_clusters) == (5.5, True, True, 3)
+    together = Clusters(trajectory).auroc(value, value[:, 0] > 7, value[:, 0] < 4)
+    assert not np.isnan(together.low)

@@ -23,7 +23,7 @@ class Estimate:
     """A statistic by layer with its 95 % percentile interval; arrays ``[layer]``. An undefined value is NaN.
 
     Attributes:
-        n_clusters: Clusters that bear on it (resampling units); below two there is no interval.
+        n_clusters: Clusters that bear on it (resampling units); below two, or with one a stratum, there is no interval.
     """
 
     value: np.ndarray
@@ -180,6 +180,8 @@ class Clusters:
         return self._estimate(whole[0], whole[1:], chosen)
 
     def _estimate(self, value: np.ndarray, drawn: np.ndarray, bearing: np.ndarray) -> Estimate:
-        n = len(np.unique(self.index[bearing]))
-        low, high = interval(drawn) if n >= 2 else np.full((2, len(value)), np.nan)
+        clusters = np.unique(self.index[bearing])
+        n = len(clusters)
+        # Strata of one cluster each are the same in every draw: that is no interval of no width, but none.
+        low, high = interval(drawn) if n >= 2 and np.ptp(self.weights[:, clusters]) > 0 else np.full((2, len(value)), np.nan)
         return Estimate(value, low, high, n)
