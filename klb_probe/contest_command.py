@@ -79,7 +79,7 @@ def contest(
     names = parse_three("--models", models)
     folders = {organism: Path(path) for organism, path in parse_three("--runs", runs).items()}
     folder = out or default_folder("contest", names["liar"])
-    check_folder(folder, overwrite=overwrite, resume=False)
+    check_folder(folder, overwrite=overwrite)
 
     from klb_probe.console import page
     from klb_probe.contest.detectors import load_detectors

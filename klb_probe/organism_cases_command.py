@@ -10,7 +10,7 @@ import typer
 
 from klb_probe.options import Domains, parse_names
 
-CASES_EXAMPLE = "Example: klb-probe organism cases --domains airline --n 40 --out outputs/fresh"
+CASES_EXAMPLE = "Example: klb-probe organism cases --domains airline --n 24 --out outputs/fresh"
 
 
 def cases(
@@ -34,7 +34,7 @@ def cases(
     from klb_probe.organisms.texts import load_organism_domains
     from klb_probe.outputs import check_folder
 
-    check_folder(out, overwrite=overwrite, resume=False)
+    check_folder(out, overwrite=overwrite)
     chosen = [alias for alias, entry in registry().items() if entry.adapter]
     if organisms is not None:
         chosen = [] if organisms == "none" else [name.strip() for name in organisms.split(",")]

@@ -49,7 +49,7 @@ def check(
     if text is not None and not text.exists():
         raise KlbError(f"--text {text}: no such file")
     folder = out or default_folder("organism-check", Path(model).name)
-    check_folder(folder, overwrite=overwrite, resume=False)
+    check_folder(folder, overwrite=overwrite)
     if adapter and card:
         check_writable(adapter / "README.md")
 
