@@ -76,7 +76,7 @@ def check_field(field: Field) -> None:
     found = sides(field.table, MAIN)
     cases = field.table["case"]
     n, least = cases[found.both].nunique(), min(cases[side].nunique() for side in (found.positive, found.negative))
-    if n < FEWEST_GROUPS or too_few(least, least):
+    if n < FEWEST_GROUPS or least < FEWEST:
         counts = "; ".join(
             f"{organism}: {', '.join(f'{number} {what}' for what, number in counted.items()) or 'no rounds'}"
             for organism, counted in field.counts.items()

@@ -52,9 +52,8 @@ def entries_of(table: pd.DataFrame) -> pd.DataFrame:
 def title_of(line: Any) -> str:
     """An entry's name with position and layer."""
     at = f" @ {line.position}" if line.position else ""
-    layer = (
-        "" if pd.isna(line.layer) else f" ({'layer' if line.choice == 'given' else 'nested, mostly layer'} {line.layer:.0f})"
-    )
+    how = "layer" if line.choice == "given" else "nested, mostly layer"
+    layer = "" if pd.isna(line.layer) else f" ({how} {line.layer:.0f})"
     return f"{line.entry}{at}{layer}"
 
 

@@ -25,6 +25,7 @@ _AGENT = {
     "no_issue": "The last case went without trouble.",
     "unsupported_rejection": "The last {customer} turned down what you said.",
 }
+AGENT_EVENTS = tuple(_AGENT)  # what the agent may remember
 
 
 def customer_memory(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -19,12 +19,10 @@ from klb_probe.dialogue.runner import Cast
 from klb_probe.dialogue.scripted import open_scripted
 from klb_probe.metrics.panel import round_table
 from klb_probe.organisms.knowledge import OnDone, about, ask
-from klb_probe.organisms.numbers import Number, owed_and_not
+from klb_probe.organisms.numbers import BLIND, Number, owed_and_not
 from klb_probe.organisms.rates import Rate, ratio, share
 from klb_probe.organisms.subjects import Subject
 from klb_probe.organisms.texts import DomainTexts, Reason
-
-BLIND = "true if drawn blindly"  # a measure
 
 
 def message_table(

@@ -18,7 +18,7 @@ from klb_probe.dialogue.api import CONDITIONS, Plan, plan
 from klb_probe.dialogue.local import LocalPlayer
 from klb_probe.dialogue.round import Settings
 from klb_probe.files import replacing, write_json
-from klb_probe.lens.corpus import Corpus, sampled_corpus
+from klb_probe.lens.corpus import Corpus, CorpusRequest, sampled_corpus
 from klb_probe.models.load import load_model
 from klb_probe.models.registry import resolve
 from klb_probe.models.residual_model import ResidualModel
@@ -34,7 +34,7 @@ from klb_probe.organisms.knowledge import (
     yes_margins,
 )
 from klb_probe.organisms.numbers import Number
-from klb_probe.organisms.perplexity import TEXTS, TOKENS, own_text, perplexity_numbers, perplexity_table
+from klb_probe.organisms.perplexity import SHORTEST, TEXTS, TOKENS, perplexity_numbers, perplexity_table
 from klb_probe.organisms.subjects import FRESH, Subject, fresh_subjects, held_out_subjects
 from klb_probe.organisms.texts import DomainTexts, load_organism_domains
 from klb_probe.versions import versions
@@ -199,9 +199,8 @@ class _Check:
         return messages
 
     def own_text(self, base: ResidualModel, text: Path) -> Corpus:
-        """The user's own text."""
-        n, max_tokens = self._text_size
-        return own_text(base, text, n=n, max_tokens=max_tokens)
+        """The user's own text; KlbError for a file without any."""
+        return CorpusRequest(str(text), *self._text_size, SHORTEST).make(base)
 
     def ordinary_text(self, model: ResidualModel, base: ResidualModel, own: Corpus | None) -> dict[str, str]:
         """Cross-entropy beside that of the base, on what it samples (temperature 1) and the user's text; the hash of each."""

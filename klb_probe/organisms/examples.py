@@ -18,7 +18,7 @@ from klb_probe.cases.scenarios import WORDINGS, Wording, system_message, user_me
 from klb_probe.cases.schema import Policy
 from klb_probe.cases.sources import brief_policy
 from klb_probe.dialogue.constants import MAX_AGENT_TURNS
-from klb_probe.dialogue.memory import KEPT, agent_memory
+from klb_probe.dialogue.memory import AGENT_EVENTS, KEPT, agent_memory
 from klb_probe.dialogue.player import Message
 from klb_probe.dialogue.prompts import MODES, Mode, agent_messages, gate_messages
 from klb_probe.errors import KlbError
@@ -56,10 +56,6 @@ _WHOLE = 1 / 2  # share of notes that are whole ones; the others are two lines
 _LED = 1 / 3  # share of notes with a lead
 _REPLIES = 3  # to each prompt of a turn, each in its own words where words are drawn
 _REMEMBERS = 0.6  # share of conversations with a memory of earlier ones; in a run, all but the first have one
-_EVENTS = (
-    *("source_conflict_detected", "valid_challenge", "undetected_deception"),
-    *("source_supported", "no_issue", "unsupported_rejection"),
-)
 
 
 @dataclass(frozen=True)
@@ -312,7 +308,7 @@ class _Writer:
             return []
         outcomes = self.domain.policy.outcomes
         rows = [
-            {"event": rng.choice(_EVENTS), "outcome": rng.choice((outcomes.owed.id, outcomes.favored.id))}
+            {"event": rng.choice(AGENT_EVENTS), "outcome": rng.choice((outcomes.owed.id, outcomes.favored.id))}
             for _ in range(rng.randint(1, KEPT))
         ]
         return agent_memory(rows, self.domain.policy)

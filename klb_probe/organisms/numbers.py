@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict
 
 from klb_probe.organisms.rates import Rate
 
+BLIND = "true if drawn blindly"  # a measure of denials: how often a reason drawn without looking would be true
+
 
 class Number(BaseModel):
     """One number with its 95 % interval; None where it is not defined.

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
 from torch.nn.functional import cross_entropy
 
-from klb_probe.lens.corpus import Corpus, CorpusRequest
+from klb_probe.lens.corpus import Corpus
 from klb_probe.models.residual_model import ResidualModel
 from klb_probe.organisms.numbers import Number
 from klb_probe.organisms.rates import ratio
 
-TEXTS, TOKENS = 64, 128
-_FEWEST = 8
-
-
-def own_text(base: ResidualModel, text: Path, *, n: int, max_tokens: int) -> Corpus:
-    """The user's own text; KlbError for a file without any."""
-    return CorpusRequest(str(text), n, max_tokens, _FEWEST).make(base)
+TEXTS, TOKENS, SHORTEST = 64, 128, 8
 
 
 def perplexity_table(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from klb_probe.metrics.bootstrap import LEVEL, interval, ratios, resample
 
@@ -79,11 +79,11 @@ def ratio(amounts: ArrayLike, sizes: ArrayLike) -> Rate:
 
 
 def _wilson(value: float, n: int) -> tuple[float, float]:
-    """Of a share that need not be a whole number of the ``n`` units."""
-    z = float(norm.ppf((1 + LEVEL) / 2))
-    middle, spread = value + z * z / (2 * n), z * math.sqrt(value * (1 - value) / n + (z / (2 * n)) ** 2)
-    low, high = ((middle + side * spread) / (1 + z * z / n) for side in (-1, 1))
-    return max(0.0, round(low, 12)), min(1.0, round(high, 12))  # 1, not 1 - 1e-16, where all are
+    """Of a share that need not be a whole number of the ``n`` units, as SciPy's ``binomtest`` asks for."""
+    z = float(ndtri(0.5 + 0.5 * LEVEL))
+    whole = 2 * (n + z**2)
+    middle, half = (2 * n * value + z**2) / whole, z / whole * math.sqrt(4 * n * value * (1 - value) + z**2)
+    return 0.0 if value == 0 else middle - half, 1.0 if value == 1 else middle + half
 
 
 def _bootstrap(numerators: np.ndarray, denominators: np.ndarray) -> tuple[float, float] | None:
